@@ -13,13 +13,14 @@ from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
-from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine
+from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
 from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_for
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # of the time, for timing networks on this machine; at most
 MAX_CALIBRATION_SECONDS = 60.0
+PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}  # of the time, within which the first few networks are timed all the same
 Ranges = TypeAdapter(dict[str, tuple[float, float]])
 """What `forecast.json` holds: ranges of held-out metrics, by name."""
 
@@ -63,7 +64,7 @@ def planned_config(
             text_facts = measure_text(inputs, own.data)
             facts = _facts(machine, text_facts, seconds, own.train, dry_run=dry_run)
             plan = make_plan(tuple(inputs), text_facts, facts, seconds)
-            print(text := describe(plan))
+            print(text := describe(plan, facts))
             if dry_run:  # what is put over the plan is checked all the same
                 print(f"# The machine: {facts.model_dump_json()}")
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
@@ -77,18 +78,25 @@ def planned_config(
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
-    """Return the named facts, or those of this machine, which is timed where it is another one and the plan is run."""
+    """Return the named facts, or those of this machine where that is another one and the plan is run.
+
+    Those of this machine are shipped ones of its card, with the usual attention, or are measured.
+    """
     from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
 
-    found, cores, memory = device_of(train.device)
+    found = device_of(train.device)
     if machine is not None:
         facts = read_machine(machine)
-        is_same = (facts.device, facts.cores) == (found, cores) and abs(facts.memory_bytes - memory) < 0.1 * memory
+        is_same = (facts.device, facts.cores) == (found.type, found.cores) and facts.has_memory(found.memory_bytes)
         if dry_run or is_same:
             return facts
-        print(f"{facts.name} is another machine than this one, which is timed")
-    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[found] * seconds)
-    return measure_machine(allowed, vocab_size_for(text), train.device, train.attention)
+        print(f"{facts.name} is another machine than this one, whose own facts are used")
+    known = shipped_facts(found.name, found.memory_bytes, found.cores) if train.attention == "auto" else None
+    if known is not None:
+        return known
+    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[found.type] * seconds)
+    patience = PATIENCE_SHARE[found.type] * seconds
+    return measure_machine(allowed, vocab_size_for(text), train.device, train.attention, patience)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -100,11 +108,12 @@ def expected(plan: Plan) -> dict[str, tuple[float, float]]:
     return {name: (round(low, 2), round(high, 2)) for name, (low, high) in found.items()}
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: Plan, machine: MachineFacts) -> str:
     """Return the plan as YAML, with what to expect and the reasons as comments."""
     from bert_pretrain.train.schedule import duration
 
     text, ranges, pairs = plan.text, expected(plan), ""
+    timed = sum(speed.is_timed for speed in machine.speeds)
     low, high = ranges["mlm_loss"]
     if accuracy := ranges.get("nsp_accuracy"):
         pairs = f", {TASKS[plan.config.data.next_sentence][1]} {accuracy[0]:.0%} to {accuracy[1]:.0%}"
@@ -113,6 +122,8 @@ def describe(plan: Plan) -> str:
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
         f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
         f"{text.sentences_per_document:g} sentences (median).",
+        f"# The machine: {machine.name}, {machine.cores} cores; {timed} of {len(machine.speeds)} networks are timed "
+        f"({machine.source}).",
         f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{pairs}.",
         f"# Expected on classification: {plan.training.forecast.use}.",
         *([f"# Beyond what was measured: {beyond}."] if (beyond := plan.training.forecast.beyond) else ()),

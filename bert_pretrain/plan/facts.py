@@ -22,7 +22,7 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.languages import CHINESE_FROM, count_letters, with_language
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
-from bert_pretrain.train.flops import training_flops
+from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
@@ -189,6 +189,10 @@ class MachineFacts(_Facts):
         """Return the speed of a network."""
         return next(speed for speed in self.speeds if speed.size == size)
 
+    def has_memory(self, memory_bytes: int) -> bool:
+        """Whether so much memory is that of the device, which drivers say a little differently."""
+        return abs(self.memory_bytes - memory_bytes) < 0.1 * memory_bytes
+
     @property
     def sizes(self) -> tuple[Size, ...]:
         """Networks that fit into memory, the smallest first."""
@@ -216,3 +220,14 @@ def read_machine(name_or_file: str) -> MachineFacts:
         what = f"{path} is not a file of machine facts: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         remedy = "write it by 'run auto', which keeps OUTPUT/machine.json"
     raise ConfigError(what, where="--machine", remedy=remedy)
+
+
+def shipped_facts(device_name: str, memory_bytes: int, cores: int) -> MachineFacts | None:
+    """Return the shipped facts of a card, by PyTorch's name of it and its memory, if all of its networks were timed."""
+    card = (known_card(device_name) or "").replace(" ", "").lower()
+    if not (SHIPPED / f"{card}.json").is_file():
+        return None
+    facts = read_machine(card)
+    if not facts.has_memory(memory_bytes) or not all(speed.is_timed for speed in facts.speeds):
+        return None
+    return facts.model_copy(update={"cores": cores, "source": f"shipped facts of this card, {facts.source}"})

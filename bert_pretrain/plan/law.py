@@ -57,8 +57,8 @@ MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
 # gave no less loss per byte than 25).
 REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 40.0
 # Minimum training tokens per weight, for measured networks and others: half of what Hoffmann et al. (2022) found for
-# GPTs (an assumption). Maximum weights per token of text: the most of a measured run.
-MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT, MAX_WEIGHTS_PER_TOKEN = 2.0, 10.0, 10.0
+# GPTs (an assumption).
+MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
 # Share of the loss by which a network beyond the measured ones must beat a smaller one, or a batch a larger one. An
 # assumption, about half of the fit's spread, chosen by looking at the plans in docs/auto.md.
 TIE = 0.025

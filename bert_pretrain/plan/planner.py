@@ -14,6 +14,7 @@ from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts
 from bert_pretrain.plan.law import Forecast
+from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 
 MIN_SECONDS = 120.0
@@ -170,7 +171,7 @@ def _best_training(
     """Return what to train on a fraction of the text, and all that was considered, the smallest network first."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     trainings = [_training(size, machine, train_seconds, fraction, text) for size in machine.sizes]
-    max_weights = law.MAX_WEIGHTS_PER_TOKEN * fraction * text.tokens
+    max_weights = MAX_WEIGHTS_PER_TOKEN * fraction * text.tokens
     considered = [
         one
         for one in trainings

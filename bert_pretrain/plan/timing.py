@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,16 +26,18 @@ LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies t
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
+MIN_TIMED = 3  # networks; fewer only where that takes too long
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}
 """Shipped machines, by whose speeds of other networks those of what was not timed are expected."""
 
 
 def measure_machine(
-    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto"
+    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto", patience: float = 0.0
 ) -> MachineFacts:
     """Time steps of the networks with a vocabulary, the smallest first, for at most about `seconds`.
 
-    On a card the start of the compiler comes on top, some 20 s.
+    Until `MIN_TIMED` are timed, another one begins before `patience` seconds have passed, however long it may take. On
+    a card the start of the compiler comes on top, some 20 s.
     """
     device = hardware.choose_device(device_setting)
     hardware.keep_freed_memory(device)  # as training does
@@ -51,7 +54,8 @@ def measure_machine(
                 # most of the time is the compiler's, about as long.
                 flops, before = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
                 growth = 1.0 if device.type == "cuda" else max(1.0, flops / before)
-                if took * growth > seconds - (started - begin):
+                spent, is_patient = started - begin, len(speeds) < MIN_TIMED
+                if took * growth > seconds - spent and not (is_patient and spent < patience):
                     break
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):
                 break
@@ -71,10 +75,20 @@ def measure_machine(
     )
 
 
-def device_of(setting: str) -> tuple[str, int, int]:
-    """Return the type of the device, the cores of the host and the memory of the device, as facts have them."""
+class Device(NamedTuple):
+    """What facts of a machine are compared with."""
+
+    type: str
+    name: str  # "" for a CPU
+    cores: int  # of the host
+    memory_bytes: int
+
+
+def device_of(setting: str) -> Device:
+    """Return the device that a setting chooses."""
     device = hardware.choose_device(setting)
-    return device.type, available_cores(), _memory_bytes(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return Device(device.type, name, available_cores(), _memory_bytes(device))
 
 
 def extrapolated(size: Size, last: Speed, device: str) -> Speed:

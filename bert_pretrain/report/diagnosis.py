@@ -30,6 +30,10 @@ NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
 healthy run may stay at it."""
 NORM_FACTOR = 10.0
 RATE_TOO_HIGH = "learning rate too high"
+MAX_WEIGHTS_PER_TOKEN = 10.0
+"""Weights of the encoder's matrices per token of text up to which networks were measured to learn, and are planned."""
+PRESETS = {"tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
+"""Layers and width of presets that can be advised, the smallest first."""
 _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 """The metrics that show whether a model has learned anything, the better one first."""
 
@@ -199,6 +203,25 @@ def nothing_learned(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]
             "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
         )
     return None
+
+
+def too_large(weights: int, tokens: float) -> Hint | None:
+    """Return a hint if the matrices of an encoder have far too many weights for a text of `tokens` tokens.
+
+    It names the largest preset that the text is enough for and that is smaller than the model, or else the smallest.
+    A plan of `run auto` is made from an estimate of the tokens, which half of them do not contradict.
+    """
+    if weights <= 2 * MAX_WEIGHTS_PER_TOKEN * tokens:
+        return None
+    sizes = {name: 12 * layers * hidden**2 for name, (layers, hidden) in PRESETS.items()}
+    smaller = [name for name, size in sizes.items() if size < weights]
+    enough = [name for name in smaller if sizes[name] <= MAX_WEIGHTS_PER_TOKEN * tokens]
+    advised = enough[-1:] or smaller[:1]
+    return Hint(
+        "little text for the model",
+        f"{weights:,} weights inside the encoder for {tokens:,.0f} tokens",
+        "give more text" + "".join(f", or take a smaller model, such as --config {name}" for name in advised),
+    )
 
 
 def _too_high(observed: str) -> Hint:

@@ -86,9 +86,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak of a known card in bf16 or fp16, else None."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
-    name = torch.cuda.get_device_name(device)
+    card = known_card(torch.cuda.get_device_name(device))
+    return None if card is None else PEAK_BF16_FLOPS[card]
+
+
+def known_card(name: str) -> str | None:
+    """Return the card of the table that PyTorch's name of a device says."""
     known = [] if _named(OTHER_CARDS, name) else _named(PEAK_BF16_FLOPS, name)
-    return PEAK_BF16_FLOPS[max(known, key=len)] if known else None
+    return max(known, key=len, default=None)
 
 
 def _named(cards: Iterable[str], name: str) -> list[str]:

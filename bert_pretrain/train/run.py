@@ -22,7 +22,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, exported, load_model, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
-from bert_pretrain.report.diagnosis import nothing_learned
+from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_batches
@@ -165,11 +165,9 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     model = _make_model(run, latest)
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
-    if run.num_parameters > tokens and run.init_from is None:
-        print(
-            f"warning: {run.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
-            "such as --config tiny, learns more from so little; 'run auto' plans one"
-        )
+    weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
+    if run.init_from is None and (hint := too_large(weights, tokens)):
+        print(hint)
     losses = PretrainingLoss(model, compiled=run.compiled)
     if run.compiled:
         hardware.compile_layers(model)

@@ -55,12 +55,36 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, f
 def test_facts_of_this_machine_are_used_though_its_memory_is_said_a_little_differently(
     english_text: Path, tmp_path: Path, fast_machine: list[float], memory: float, is_timed: bool
 ) -> None:
-    device, cores, memory_bytes = timing.device_of("cpu")
-    facts = machine().model_copy(update={"device": device, "cores": cores, "memory_bytes": int(memory * memory_bytes)})
+    found = timing.device_of("cpu")
+    facts = machine().model_copy(update={"cores": found.cores, "memory_bytes": int(memory * found.memory_bytes)})
     (tmp_path / "mine.json").write_text(facts.model_dump_json())
     options = {"settings": ["train.device=cpu"], "machine": str(tmp_path / "mine.json")}
     auto.planned_config([str(english_text)], 150.0, tmp_path / "out", **options)
     assert bool(fast_machine) == is_timed
+
+
+@pytest.mark.parametrize(
+    ("card", "options", "is_timed"),
+    [
+        ("NVIDIA H200", {}, False),
+        ("NVIDIA H200", {"machine": "h200"}, False),  # of another number of cores
+        ("NVIDIA H200", {"settings": ["train.attention=padded"]}, True),
+        ("NVIDIA H100 80GB HBM3", {}, True),
+    ],
+)
+def test_a_card_whose_facts_are_shipped_is_not_timed_and_the_plan_says_so(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast_machine: list[float],
+    card: str, options: dict[str, Any], is_timed: bool,
+) -> None:  # fmt: skip
+    device = timing.Device("cuda", card, 3, 150_000_000_000)
+    monkeypatch.setattr(timing, "device_of", lambda _: device)
+    auto.planned_config([str(english_text)], 150.0, tmp_path, **options)
+    plan_text, facts = (tmp_path / "plan.yaml").read_text(), json.loads((tmp_path / "machine.json").read_text())
+    assert bool(fast_machine) == is_timed
+    assert ("shipped facts of this card" in plan_text) is not is_timed
+    assert "7 of 7 networks are timed" in plan_text
+    if not is_timed:
+        assert (facts["name"], facts["cores"]) == ("h200", 3)
 
 
 def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, fast_machine) -> None:

@@ -8,8 +8,19 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.plan.facts import SAMPLE_BYTES, SHIPPED, SIZES, Size, TextFacts, measure_text, read_machine
-from bert_pretrain.plan.timing import extrapolated, measure_machine, speed_of
+from bert_pretrain.plan import timing
+from bert_pretrain.plan.facts import (
+    SAMPLE_BYTES,
+    SHIPPED,
+    SIZES,
+    Size,
+    Speed,
+    TextFacts,
+    measure_text,
+    read_machine,
+    shipped_facts,
+)
+from bert_pretrain.plan.timing import MIN_TIMED, extrapolated, measure_machine, speed_of
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -85,6 +96,45 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
     known = read_machine("cpu2")
     share = known.speed(Size(2, 256)).update_seconds / known.speed(SIZES[0]).update_seconds
     assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(share * smallest.update_seconds)
+
+
+@pytest.mark.parametrize(("patience", "number"), [(0.0, 1), (1.5, 2), (1000.0, MIN_TIMED)])
+def test_some_networks_are_timed_while_patience_lasts_though_the_first_one_took_all_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, patience: float, number: int
+) -> None:
+    clock = [0.0]
+
+    def measured(size: Size, *_: object) -> Speed:
+        clock[0] += 1.0  # the first network ends at 1 s, the second one at 2
+        return Speed(layers=size.layers, hidden=size.hidden, flops_per_second=1e12, update_seconds=0.01)
+
+    monkeypatch.setattr(timing, "_measure_speed", measured)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    facts = measure_machine(0.5, 5000, "cpu", "auto", patience)
+    assert [speed.is_timed for speed in facts.speeds] == [True] * number + [False] * (len(SIZES) - number)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "is_known"),
+    [
+        ("NVIDIA H200", 150e9, True),
+        ("NVIDIA H200", 75e9, False),
+        ("NVIDIA H200 NVL", 150e9, False),
+        ("NVIDIA H200 MIG 7g.141gb", 150e9, False),
+        ("NVIDIA GH200 480GB", 150e9, False),
+        ("NVIDIA H100 80GB HBM3", 85e9, False),  # not timed
+        ("Another", 150e9, False),
+        ("", 150e9, False),
+    ],
+)
+def test_shipped_facts_are_those_of_a_card_by_name_and_memory_if_it_was_timed(
+    name: str, memory: float, is_known: bool
+) -> None:
+    facts = shipped_facts(name, int(memory), 8)
+    assert (facts is not None) == is_known
+    if facts is not None:
+        assert (facts.name, facts.cores, facts.speeds) == ("h200", 8, read_machine("h200").speeds)
+        assert facts.source.startswith("shipped facts of this card")
 
 
 def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:

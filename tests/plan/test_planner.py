@@ -10,6 +10,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Speed, TextFacts
 from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
+from bert_pretrain.report.diagnosis import too_large
 
 ENGLISH = TextFacts(
     num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,
@@ -136,3 +137,10 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
     few = plan(english(1e3, documents=400.0)).config.data
     assert few.fraction * 400 >= 100
     assert few.next_sentence == "nsp"
+
+
+@pytest.mark.parametrize("megabytes", [0.3, 1, 10, 100])
+def test_no_planned_network_is_called_too_large_though_the_text_has_half_the_tokens_expected(megabytes: float) -> None:
+    for seconds in (120.0, 3600.0, 86_400.0):
+        made = plan(english(megabytes), seconds, flops=1e14)
+        assert too_large(made.training.size.weights, made.config.data.fraction * made.text.tokens / 2) is None

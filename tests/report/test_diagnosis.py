@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learned
+from bert_pretrain.config_file import load_config
+from bert_pretrain.report.diagnosis import PRESETS, Diagnosis, diagnose, nothing_learned, too_large
 
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())
 SICK: dict[str, Any] = json.loads(Path(__file__).with_name("sick_runs.json").read_text())
@@ -148,3 +149,31 @@ def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(fi
     assert (found.cause if found else None) == cause
     assert (found in diagnose({**RECORD, "progress": {"step": 9}}, lines)) == bool(cause)
     assert found not in diagnose(RECORD, lines)
+
+
+def test_the_presets_that_are_advised_have_these_sizes() -> None:
+    for name, size in PRESETS.items():
+        model = load_config(name).model
+        assert (model.num_hidden_layers, model.hidden_size) == size
+        assert model.intermediate_size == 4 * model.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "advised"),
+    [
+        ((24, 1024), 3e6, "medium"),
+        ((24, 1024), 1000, "tiny"),  # for which no preset is small enough
+        ((4, 512), 22.3e6, None),  # as on an H200, by a plan
+        ((2, 128), 0.5e6, None),  # `make demo`
+        ((2, 128), 1000, ""),
+        ((1, 64), 1000, ""),
+    ],
+)
+def test_a_model_too_large_for_its_text_is_advised_more_text_or_a_smaller_preset(
+    size: tuple[int, int], tokens: float, advised: str | None
+) -> None:
+    hint = too_large(12 * size[0] * size[1] ** 2, tokens)
+    assert (hint is None) == (advised is None)
+    if hint is not None:
+        assert "more text" in hint.remedy
+        assert hint.remedy.rpartition("--config ")[2 if advised else 1] == advised
