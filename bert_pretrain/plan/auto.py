@@ -122,7 +122,7 @@ def describe(plan: Plan, machine: MachineFacts) -> str:
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
         f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
         f"{text.sentences_per_document:g} sentences (median).",
-        f"# The machine: {machine.name}, {machine.cores} cores; {timed} of {len(machine.speeds)} networks are timed "
+        f"# The machine: {machine.name}, {machine.cores} cores; {timed} of {len(machine.speeds)} networks timed "
         f"({machine.source}).",
         f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{pairs}.",
         f"# Expected on classification: {plan.training.forecast.use}.",
