@@ -18,7 +18,7 @@ MEASURED = {
 }
 """By language: held-out loss in nats with 30 % of the tokens masked, and the points of accuracy above word counts, mean
 of the tasks (RESULTS.md, "Worth in use"). Of two runs, the one with the lower loss is worth less. A run of an H200 with
-less loss (2.73 nats by this vocabulary) was 6.7 points above word counts in sentiment, which is not one of these tasks."""
+less loss (2.73 nats by this vocabulary) was 6.7 points above word counts in sentiment, not one of these tasks."""
 NEAR = 0.15  # nats from a measured loss within which the points hold
 BETTER, WORSE = 2.0, -1.0
 """Points above word counts from which on, and below which, a model is called better and worse."""
