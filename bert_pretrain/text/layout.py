@@ -1,7 +1,8 @@
 """Whether text has one sentence per line, in any script, by Unicode's properties of characters."""
 
-import sentencex
 from tokenizers import Regex, normalizers
+
+from bert_pretrain.text.sentences import segment
 
 _SENTENCE_MARKS = r"\p{STerm}"  # Unicode's property Sentence_Terminal
 _SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
@@ -25,7 +26,7 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
         widest = max(map(len, lines))
         is_wrapped = sum(len(line) > 0.75 * widest for line in lines) > 0.5 * len(lines)
         return marks < _RARE_MARKS * sum(map(len, lines)) and 1 < blocks <= len(lines) / 1.5 and not is_wrapped
-    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
+    several = sum(len(segment(language, line[:2000])) > 1 for line in lines[:500])
     return several <= 0.35 * len(lines[:500])
 
 

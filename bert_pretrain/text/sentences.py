@@ -5,9 +5,22 @@ quotation mark makes it treat all that follows as one quoted sentence. So long t
 unfinished sentence at a window's end is carried over.
 """
 
+import re
+
 import sentencex
 
+_ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
+_ENDS["dz"] = _ENDS["bo"]
+"""Ends of sentences in languages that `sentencex` has no rules for."""
 WINDOW_CHARACTERS = 1 << 12
+
+
+def segment(language: str, text: str) -> list[str]:
+    """Return the sentences of a text, with the blanks between them."""
+    sentences: list[str] = sentencex.segment(language, text)
+    if ends := _ENDS.get(language):
+        sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
+    return sentences
 
 
 class SentenceSplitter:
@@ -25,7 +38,7 @@ class SentenceSplitter:
             return [line for line in map(str.strip, text.split("\n")) if line]
         sentences: list[str] = []
         for begin in range(0, max(1, len(text)), WINDOW_CHARACTERS):
-            pieces = sentencex.segment(self._language, self._held + text[begin : begin + WINDOW_CHARACTERS])
+            pieces = segment(self._language, self._held + text[begin : begin + WINDOW_CHARACTERS])
             self._held = ""
             if pieces and (begin + WINDOW_CHARACTERS < len(text) or not ends_document):
                 self._held = pieces.pop()

@@ -86,3 +86,8 @@ def test_the_work_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pyte
     assert max(lengths) <= 2 * sentences.WINDOW_CHARACTERS
     assert sum(lengths) < 3 * len(text)
     assert squeezed("".join(found)) == squeezed(text)
+
+
+@pytest.mark.parametrize(("language", "text"), [("km", "នេះជាប្រយោគ។ នេះជាប្រយោគទីពីរ។"), ("bo", "འདི་གཅིག །  འདི་གཉིས །")])
+def test_languages_without_rules_of_the_library_have_ends_of_sentences(language: str, text: str) -> None:
+    assert len(SentenceSplitter("sentencex", language).split(text)) == 2
