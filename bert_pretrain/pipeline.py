@@ -114,7 +114,7 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
             shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(chosen), config.data)[1])
         sizes = [os.path.getsize(sample) for sample in inputs]
-        # Of few inputs a fraction of each is read, of many the sources are that fraction of them already.
+        # With few inputs a fraction of each is read; with many, the sources are that fraction already.
         whole = sum(source.fraction * size / share for source, size, share in zip(chosen, sizes, shares, strict=True))
         scale = len(sources) / len(chosen) * whole / max(1, sum(sizes))
         # The samples are in UTF-8, under other names.

@@ -81,7 +81,7 @@ USUAL_LR, USUAL_WEIGHT_DECAY, USUAL_WARMUP_SHARE = 5e-4, 0.01, 0.06
 USUAL_LAYERS, USUAL_HIDDEN = 4, 256
 MASKED_SHARE = 0.15
 MAX_CHARACTERS = {"latin": 130, "cjk": 44}
-"""Of a context."""
+"""Characters of a context."""
 MAX_TOKENS = 60
 """A context that could have more pieces, were every third character a piece of its own, is left out."""
 SCORED_AT_ONCE = 32

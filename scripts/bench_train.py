@@ -60,7 +60,7 @@ class Recipe:
     """Layers x hidden size."""
     examples: int
     dropout: float = 0.0
-    """Of the hidden states."""
+    """Dropout of the hidden states."""
     attention_dropout: float = 0.0
     train: dict[str, Any] = field(default_factory=dict)
     """Keys of the section `train`."""

@@ -226,7 +226,7 @@ class Reference:
     seconds: float
     num_events: int
     num_bytes: int
-    """Of its output."""
+    """Bytes of its output."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ END_SECONDS = 5.0
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL of a part that is over its limit: a training run saves a checkpoint."""
 TEST_PROCESSES = 6
-"""Of tests, which mostly compile: 34 took 51 s on an H200 with 16 cores."""
+"""Processes for tests, which mostly compile: 34 tests took 51 s on an H200 with 16 cores."""
 SHOWN_LINES, KEPT_CHARACTERS = 15, 400_000
 MACHINE = """
 import json, os, platform, sys, torch

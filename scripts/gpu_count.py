@@ -19,10 +19,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PRODUCT_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
 ATTENTION_U = {"varlen": (6.2, 25.7), "triton": (5.8, 16.6)}
-"""Of packed sequences of 128, forward and backward; 4 and 7 must move. The second by the times and the 4.2 TB/s of an
-H200, all else by those of an H100."""
+"""Memory traffic of attention to packed sequences of 128, forward and backward; the minimum is 4 and 7. The second entry
+is from times on an H200 with 4.2 TB/s, all others from an H100."""
 SCORE_FLOPS = 300e12
-"""Of attention to more than 128 tokens, where products decide; an assumption."""
+"""Speed of attention to more than 128 tokens, where matrix products decide; an assumption."""
 LAUNCH_SECONDS, OUTSIDE_LAUNCHES = 42e-6, 226
 """With all that the host does for one, in a step that waits for the host; launches of a step outside its layers."""
 AROUND_A_GRAPH = 20
@@ -32,7 +32,7 @@ IDLE_SECONDS = 2e-3
 EMBEDDINGS_U = 24
 VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
 OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
-"""Of a weight: AdamW and clipping; casts, of its gradient too; of a logit; of the decoder's gradient, for a block."""
+"""Bytes moved per weight by AdamW and clipping, per weight by casts, per logit, and per value of the decoder's gradient."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ MODEL = "model"
 MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shape, so there should be few
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
-_OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")
+_DAMAGE_MESSAGES = ("PytorchStreamReader", "find a valid checkpoint")
 """In the messages of torch and the Trainer about checkpoints that are not whole."""
 
 
@@ -200,7 +200,7 @@ def fit(trainer: Any, folder: Path) -> None:
             remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in _OF_DAMAGE):
+        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in _DAMAGE_MESSAGES):
             raise
         raise _damaged(folder, str(error).partition("\n")[0]) from error
 

@@ -81,7 +81,7 @@ class Inspection:
         columns["configuration"] = {
             "longest": config.max_seq_length,
             "masked_share": config.masked_lm_prob,
-            # Of BERT's recipe (Devlin et al., 2018, section 3.1).
+            # BERT's recipe (Devlin et al., 2018, section 3.1).
             summary.LABEL_SHARES.get(config.next_sentence, ""): 0.5,
             "masked_shown_as_mask_share": 0.8,
             "masked_shown_as_random_share": 0.1,

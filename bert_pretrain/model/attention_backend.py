@@ -14,7 +14,7 @@ from bert_pretrain.model.attention import attend_varlen, layout_of
 from bert_pretrain.model.short_attention import LONGEST, WIDTHS, attend_short
 
 MAX_DIFFERENCE = 0.02
-"""Of the kernels from attention in fp32, of its norm; rounding to bf16 is 0.002 to 0.004."""
+"""Largest relative difference between the kernels and attention in fp32; rounding to bf16 gives 0.002 to 0.004."""
 TIMED_VALUES, TIMED_CALLS, REPETITIONS = 2**24, 8, 5
 """Elements of the hidden states in a call, calls timed as one, so that the host is ahead, and how often; the median."""
 

@@ -165,7 +165,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     if panel.training == _MLM_LOSS:
         sizes = {number_of(record, "data.statistics.vocab_size") for record in records}
         entropies = {frequency_loss(record) for record in records}
-        # Of runs on different data there is no common line.
+        # Runs on different data have no common line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
         lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
     for (label, value), style in zip(lines, ("--", ":"), strict=False):

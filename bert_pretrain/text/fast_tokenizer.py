@@ -34,7 +34,7 @@ FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
 _WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 64 << 20
-"""Of chunks of more than `MAX_KEY_BYTES`, such as data URIs."""
+"""Bytes in the cache of chunks longer than `MAX_KEY_BYTES`, such as data URIs."""
 
 
 class Encoder:
@@ -157,7 +157,7 @@ class ChunkTable:
         self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
         self._long: dict[bytes, int] = {}
         self.num_bytes = 0
-        """Of the long ones."""
+        """Bytes of the chunks longer than `MAX_KEY_BYTES`."""
 
     def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.

@@ -40,7 +40,7 @@ class Recognized(NamedTuple):
 
     code: str
     share: float
-    """Of the text."""
+    """Share of the text in this language."""
     confidence: float
     """Mean probability that `py3langid` gives it."""
 

@@ -42,7 +42,7 @@ READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000
-OF_A_RUN = ("time.json", "forecast.json", "machine.json")
+RUN_FILES = ("time.json", "forecast.json", "machine.json")
 """Files that `run` writes next to the outputs of its stages, and that look like text."""
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
@@ -271,7 +271,7 @@ def _files_below(path: Path) -> list[str]:
         inner[:] = [name for name in below if not is_output(Path(folder, name))]
         skipped = [name for name in below if name not in inner]
         if skipped or {"plan.yaml", "forecast.json"} <= set(names):
-            skipped += [name for name in names if name in OF_A_RUN]
+            skipped += [name for name in names if name in RUN_FILES]
         outputs += [os.path.join(folder, name) for name in skipped]
         found = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))

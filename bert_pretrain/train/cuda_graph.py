@@ -25,7 +25,7 @@ LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
 """Kernel launches of a compiled step with AdamW, and the host's time for one; measured on an H100."""
 USUAL_MFU = 0.4
 MAX_DIFFERENCES = (1e-4, 0.3)
-"""Of the metrics and of the weights of a graph's first result from the plain step's, relative to what the step changes.
+"""Largest differences of metrics and weights between a graph's first result and a plain step, relative to the update.
 
 The forward pass is deterministic, sums of gradients are not.
 """

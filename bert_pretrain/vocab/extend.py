@@ -54,7 +54,7 @@ def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int
     """
     known = set(old.tokens)
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
-    # Of others, each character is a token.
+    # In all other words each character is a token.
     doubtful = [word for word in words if not (word[0] in known and inside.issuperset(word[1:]))]
     doubtful = [word for word in doubtful if len(word) <= MAX_WORD_CHARACTERS]
     lacking: Counter[str] = Counter()
