@@ -19,7 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PRODUCT_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
 ATTENTION_U = {"varlen": (6.2, 25.7), "triton": (5.8, 16.6)}
-"""Memory traffic of attention to packed sequences of 128, forward and backward; the minimum is 4 and 7. The second entry
+"""Memory traffic of attention to packed sequences of 128, forward and backward (minimum 4 and 7). The second entry
 is from times on an H200 with 4.2 TB/s, all others from an H100."""
 SCORE_FLOPS = 300e12
 """Speed of attention to more than 128 tokens, where matrix products decide; an assumption."""
@@ -32,7 +32,7 @@ IDLE_SECONDS = 2e-3
 EMBEDDINGS_U = 24
 VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
 OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
-"""Bytes moved per weight by AdamW and clipping, per weight by casts, per logit, and per value of the decoder's gradient."""
+"""Bytes per weight for AdamW and clipping, per weight for casts, per logit, per value of the decoder's gradient."""
 
 
 @dataclass(frozen=True)
