@@ -28,7 +28,7 @@ Tree = dict[str, Any]
 Places = dict[KeyPath, str]
 """Where each key is written: the file and line, or the flag."""
 Layer = tuple[Tree, Places]
-"""What a file or the command line gives."""
+"""Values from a file or the command line."""
 MAX_VALUES = 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
 
 

@@ -28,7 +28,7 @@ STAGES, TIME = ("vocab", "data", "train"), "time.json"
 MAX_POSITIONS = 512  # of BERT; a model with fewer is told with its limit
 SAMPLE_BYTES = 2 << 20  # of the text, for a dry run
 SECONDS_AFTER_TRAINING, SHARE_AFTER_TRAINING = 3.0, 0.005
-"""For each training, and of `config.time`: kept back for the final model, the curves and the end of the process."""
+"""Time kept back from each training for the final model, the curves and the end of the process."""
 MIN_TRAINING_SHARE = 0.1  # of `config.time`: with less left for training, the run is refused
 
 

@@ -25,7 +25,7 @@ _CANNOT_ALLOCATE = re.compile(
     "can't allocate memory|CUDA out of memory|could not create a (primitive|memory)|"
     "failed to map segment|can't start new thread"
 )
-"""In the errors of torch's allocators, of oneDNN, which does not say why, of an import, of a thread."""
+"""Parts of messages about memory: of torch's allocators, oneDNN, an import and a thread."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
 """Text in the RuntimeError of `torch.save`, which does not say why."""
 _LOST_RANK = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")
@@ -40,7 +40,7 @@ _SPENT = {
     errno.ENFILE: ("the system has too many open files", "close other programs"),
     errno.ENOMEM: ("memory is exhausted", "make room, or take smaller batches or fewer workers"),
 }
-"""What a process or a machine may run out of, and the remedy."""
+"""Limits of a process or a machine, with remedies."""
 _DENIED = (
     errno.EACCES,
     errno.EPERM,

@@ -1,4 +1,4 @@
-"""What commands share: imports at the call, so that `--help` is instant, and the configuration from their flags."""
+"""Code that commands share: imports at the call, so that `--help` is instant, and the configuration from flags."""
 
 import contextlib
 import signal

@@ -13,7 +13,7 @@ from bert_pretrain.text import ragged
 FEW_EXAMPLES = 500
 """Held-out examples below which an accuracy is shown with its error."""
 UNSEEN_COUNT = 0.1
-"""What a token counts that does not occur, where the logarithm of its frequency must be finite."""
+"""Count of a token that does not occur, so that the logarithm of its frequency is finite."""
 
 
 def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:

@@ -30,9 +30,9 @@ ROW_GROUP_ROWS = 4096
 FOOTER_READERS = 16
 """Footers that are read at once: on a slow disk or a network, thousands of small shards are a matter of waiting."""
 MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
-"""What decides, together with the tokenizer, which masks are drawn for given examples."""
+"""Keys that decide, together with the tokenizer, which masks are drawn for given examples."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
-"""What pyarrow raises on files that are not Parquet; a name in a footer may not be UTF-8."""
+"""Exceptions of pyarrow for files that are not Parquet; a name in a footer may not be UTF-8."""
 REBUILD = "run the make-data command that wrote it again, with --verify: it builds the data again"
 
 
@@ -53,7 +53,7 @@ _TYPES: dict[str, tuple[pa.DataType, ...]] = {
 @with_config(extra="forbid")
 @dataclass(frozen=True)
 class ShardRecord:
-    """What the manifest says of one shard."""
+    """The entry of one shard in the manifest."""
 
     path: Annotated[str, Field(pattern=r"^([\w-]+/)?[\w-]+\.parquet$")]
     """Relative to the data folder, for example `train/00003.parquet`."""
@@ -77,7 +77,7 @@ class _Split(BaseModel):
 
 
 class _Contents(BaseModel):
-    """What the manifest of a data folder must say, so that it can be opened."""
+    """The entries that a manifest of a data folder must have to be opened."""
 
     inputs: list[dict[str, Any]]
     corpus: dict[str, Any]

@@ -42,7 +42,7 @@ class Example:
     """Its number in the input, from 0."""
     where: str
     values: dict[str, Any]
-    """By column."""
+    """Values by column."""
     inputs: dict[str, Any] = field(default_factory=dict)
     """`text` and perhaps `pair`; `tokens`; or `id`, `question` and `context`."""
     label: Any = None
@@ -80,9 +80,9 @@ class LabelledInput:
     skips: bool = True
     """Whether a row that cannot be used is left out."""
     notes: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """By what was repaired or left out: the positions."""
+    """Positions by reason of a repair or omission."""
     errors: list[UnusableRow] = field(default_factory=list)
-    """Those of the rows left out."""
+    """Errors of the rows left out."""
 
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMATS):

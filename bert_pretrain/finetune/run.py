@@ -58,7 +58,7 @@ _REMEDIES = {
     True: "Pretrain it for longer on more text, or label more rows",
     False: "Pretrain it on text of this kind (train --init-from), or label more rows",
 }
-"""What makes a model better than its baselines, by whether it was pretrained here."""
+"""Advice on how to improve on the baselines, by whether the model was pretrained here."""
 METRICS = "metrics.json"
 _TRIALS, _ALL_ROWS = "trials", "all"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")

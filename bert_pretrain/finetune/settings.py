@@ -56,7 +56,7 @@ class Settings:
     tokens_field: str = "tokens"
     tags_field: str = "tags"
     tag_names: tuple[str, ...] = ()
-    """What the numbers 0, 1, ... mean where tags are numbers and the input does not name them."""
+    """Names of the tags 0, 1, …, where tags are numbers and the input does not name them."""
     stride: int | None = None
     """Tokens shared by neighbouring windows of a long context; 128, but at most a third of a window."""
     max_answer_length: int | None = None

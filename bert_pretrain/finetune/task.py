@@ -29,7 +29,7 @@ class Window:
     input_ids: list[int]
     token_type_ids: list[int]
     labels: dict[str, Any]
-    """By their names in the model's `forward`; empty unless all examples of the split have labels."""
+    """Labels by argument of the model's `forward`; empty unless all examples of the split have labels."""
     positions: Sequence[Any] = field(default=())
     """The task's own record of what each position holds."""
 
@@ -51,7 +51,7 @@ class Task(ABC):
     group = ""
     """Examples with an equal input of this name are held out together."""
     cut = "divided into overlapping windows"
-    """What happens to examples longer than a window."""
+    """How examples longer than a window are handled, for messages."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings

@@ -36,7 +36,7 @@ MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shap
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
 _DAMAGE_MESSAGES = ("PytorchStreamReader", "find a valid checkpoint")
-"""In the messages of torch and the Trainer about checkpoints that are not whole."""
+"""Parts of the messages of torch and the Trainer about incomplete checkpoints."""
 
 
 def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:

@@ -28,11 +28,11 @@ CHECKS = {
     "special tokens": "[CLS] first, [SEP] after each segment, [MASK] where it is predicted; no other, and none unused",
     "predictions": "masked_lm_prob of the text, at least 1, at most max_predictions_per_seq; fewer of whole words",
 }
-"""What each check demands."""
+"""Descriptions of the checks."""
 
 
 class ShardReport(NamedTuple):
-    """What the checks of a shard found."""
+    """Results of the checks of a shard."""
 
     failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
     statistics: dict[str, int] | None = None  # of the rows that can be counted; None: it cannot be used

@@ -42,7 +42,7 @@ _STATISTICS = (
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is shown of a data folder."""
+    """The content of a page about a data folder."""
 
     folder: DataFolder
     tokenizer: Tokenizer

@@ -31,14 +31,14 @@ _RUN_AGAIN = "run the same command again; it continues where it stopped"
 
 
 class Expectation(NamedTuple):
-    """What every worker must have in common with the process that sends it work; absolute paths."""
+    """Folders, files and facts that a worker must share with the process that sends it work; absolute paths."""
 
     folders: tuple[str, ...]
-    """All write to them."""
+    """Folders that all workers write to."""
     files: tuple[str, ...]
     """Inputs and folders that all read."""
     facts: tuple[tuple[str, str], ...]
-    """What this process sees of them, and its versions."""
+    """Facts about the folders and files as this process sees them, and its versions."""
 
     @staticmethod
     def of(folders: Sequence[str], files: Sequence[str]) -> "Expectation":
@@ -58,7 +58,7 @@ def _facts(folders: Sequence[str], files: Sequence[str]) -> dict[str, str]:
 
 
 def difference(expectation: Expectation) -> str | None:
-    """On a worker: return how it differs from the process that sends it work, None if it does not."""
+    """Return how this worker differs from the process that sends it work, None if it does not."""
     own = _facts(expectation.folders, expectation.files)
     differs = (
         f"{name} is {own.get(name)} there, {fact} here" for name, fact in expectation.facts if own.get(name) != fact
@@ -196,7 +196,7 @@ def _mismatch(worker: str, differs: str) -> DataError:
 
 
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
-    """On a worker: run one task, after checking the worker, which may have come after the others were checked."""
+    """Run one task on this worker, after checking it: it may have joined after the others were checked."""
     _check_own_process(expectation)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     return function(task)

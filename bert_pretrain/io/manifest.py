@@ -27,7 +27,7 @@ PARTIAL = "manifest.partial.json"
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
 """Where `run` puts the output of each stage."""
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""In the environment of a process that torchrun or Slurm has started again: how often."""
+"""Environment variables of torchrun and Slurm that count restarts of a process."""
 MAX_DIFFERENCES = 20
 _ABSENT = object()
 """The value of a key that only the other of two dictionaries has."""

@@ -51,7 +51,7 @@ _MAX_AHEAD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a whole run would produce and need."""
+    """The output and the resources of a whole run, estimated."""
 
     documents: float
     tokens: float

@@ -48,7 +48,7 @@ class Plan:
     first_documents: tuple[int, ...]
     """The number of the first document of each input, with the total at the end."""
     copies: tuple[float, ...]
-    """In how many copies the documents of each input take part; a fraction is the share of them in one more copy."""
+    """Copies of each input's documents; a fraction is the share of them in one more copy."""
     num_training: int
     """Documents of the inputs that are not for validation."""
     num_held_out: int = 0
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def claim(self) -> str:
-        """What distinguishes the shards of this plan from those of another; inputs may be moved."""
+        """Keys that distinguish the shards of this plan from those of another; inputs may be moved."""
         of_inputs = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
         config = self.config.model_dump(mode="json", exclude=of_inputs)
         inputs = hashlib.sha256(repr((self.first_documents, self.copies, self.num_training)).encode()).hexdigest()

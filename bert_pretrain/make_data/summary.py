@@ -24,10 +24,10 @@ from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
-"""What the share of the label 0 is called under each objective that has labels."""
+"""Names of the share of the label 0, by objective."""
 FREQUENT, MAX_REPEATED_SHARE = 10, 0.05  # occurrences of a sentence; share of all that are of frequent ones
 TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")
-"""What is counted of each input, and of each byte range of one."""
+"""Counts of each input and of each byte range."""
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
     "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "

@@ -146,7 +146,7 @@ class NextSentenceHead(nn.Module):
 
 
 class PretrainingOutput(NamedTuple):
-    """What both pretraining losses need."""
+    """Outputs that both pretraining losses need."""
 
     mlm_features: Tensor  # (masked, hidden): the decoder's input at each masked position; `decode` gives the logits
     nsp_logits: Tensor  # (sequences, 2)

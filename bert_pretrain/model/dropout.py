@@ -17,7 +17,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Dropout(nn.Module):
-    """In training, zero elements at a rate and scale the others to keep the mean (Srivastava et al., 2014)."""
+    """Zero elements at a rate in training and scale the others to keep the mean (Srivastava et al., 2014)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"
 MODULES = "modules.json"
-"""In a `sentence-transformers` folder, what is done with the vectors of the BERT."""
+"""The list of modules in a `sentence-transformers` folder, such as the pooling of vectors."""
 _TOKENIZER = (*FILES, "added_tokens.json")
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _PATTERNS = (CONFIG, CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, MODULES)

@@ -22,7 +22,7 @@ CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # of the time, for timing networ
 MAX_CALIBRATION_SECONDS = 60.0
 PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}  # of the time, within which the first few networks are timed all the same
 Ranges = TypeAdapter(dict[str, tuple[float, float]])
-"""What `forecast.json` holds: ranges of held-out metrics, by name."""
+"""The content of `forecast.json`: ranges of held-out metrics, by name."""
 
 
 def planned_config(

@@ -85,7 +85,7 @@ post-LayerNorm, a rate too high costs more than one too low."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of a training."""
+    """The forecast of a training."""
 
     loss: float  # held-out, per masked token of a vocabulary of 8,192, nats; networks are compared by it
     mlm_loss: tuple[float, float]  # range of the held-out loss per masked token of the vocabulary in use, nats

@@ -76,7 +76,7 @@ def measure_machine(
 
 
 class Device(NamedTuple):
-    """What facts of a machine are compared with."""
+    """Device, cores and memory, which facts of a machine are compared with."""
 
     type: str
     name: str  # "" for a CPU

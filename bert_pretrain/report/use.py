@@ -25,7 +25,7 @@ BETTER, WORSE = 2.0, -1.0
 
 
 class Use(NamedTuple):
-    """What to expect of a model on classification."""
+    """The expected use of a model in classification."""
 
     points: float  # of accuracy, above word counts
     is_measured: bool  # whether the loss is within the measured range

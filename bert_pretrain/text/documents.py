@@ -25,7 +25,7 @@ PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # about; each part is a folder of the token store and a task
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
 _SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}
-"""What is between documents, by the boundary."""
+"""Separators of documents, by boundary."""
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:

@@ -34,7 +34,7 @@ _IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class AccentLoss(NamedTuple):
-    """What stripping accents changes in counted words, beyond their case."""
+    """Changes that stripping accents makes in counted words, beyond their case."""
 
     changed: float
     """Share of running words."""

@@ -59,7 +59,7 @@ class Source:
     version: str = ""
     """Changes when the content does: modification time, ETag or fingerprint."""
     boundary: str = "auto"
-    """For txt: where documents end, `blank_line`, `line` or `file`; `auto` until that is detected."""
+    """Where documents of a text file end: `blank_line`, `line` or `file`; `auto` until it is detected."""
     splitter: str = "sentencex"
     """How its documents become sentences: `lines` or `sentencex`."""
     weight: float = 1.0
@@ -73,7 +73,7 @@ class Source:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What identifies the content without reading it: a file may be moved, but not changed."""
+        """Keys that identify the content without reading it: a file may be moved, but not changed."""
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         keys = ("size", "version", "boundary", "splitter", "fraction", "encoding")
         return {"name": name, **{key: getattr(self, key) for key in keys}}

@@ -60,7 +60,7 @@ class Position(NamedTuple):
 
     @property
     def number(self) -> int:
-        """In the source, from 1; for lines of a part that is not the first, those before it are counted now."""
+        """Number in the source, from 1. Lines before a part that is not the first are counted now."""
         number, remaining = self.in_part, self.part.start if self.unit == "line" else 0
         if remaining:
             with self.part.open() as file:

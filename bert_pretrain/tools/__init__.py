@@ -1,1 +1,1 @@
-"""What people do with models: evaluate, score, fill masks, embed."""
+"""Uses of pretrained models: evaluate, score, fill masks, embed."""

@@ -19,7 +19,7 @@ _SUBJECTS_OF = {
     "--per-token": ("--text",),
     "--by": ("--pairs",),
 }
-"""What may be evaluated with each flag."""
+"""Inputs with which each flag is allowed."""
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from bert_pretrain.tools.texts import UnknownWords
 MASK = "[MASK]"
 
 Answers = list[list[tuple[str, float]]]
-"""For each [MASK], tokens with their probabilities, the most likely first."""
+"""Tokens with their probabilities for each [MASK], the most likely first."""
 
 
 def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) -> Answers:

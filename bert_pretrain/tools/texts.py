@@ -40,7 +40,7 @@ class Text:
     row: int
     """Number in its source, from 1."""
     unit: str
-    """What a row is: a line or a record."""
+    """Name of a row in messages: a line or a record."""
 
     @property
     def where(self) -> str:
@@ -56,7 +56,7 @@ class Text:
 
 
 class Texts:
-    """All texts of some inputs, checked and counted."""
+    """The texts of inputs, checked and counted."""
 
     def __init__(
         self,

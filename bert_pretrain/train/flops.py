@@ -49,7 +49,7 @@ PEAK_BF16_FLOPS = {
     "T4": 65e12,
 }
 OTHER_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
-"""In the names of cards that are called after one of the table, or are a part of one, and whose peaks are others."""
+"""Words in the names of cards that contain a name of the table but have other peaks."""
 
 
 def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> float:

@@ -1,4 +1,4 @@
-"""What the machine offers: the device, the precision of the matrix products, and how many tokens fit at once."""
+"""Device, precision of matrix products, and the tokens of a micro-batch that fit."""
 
 import ctypes
 import os
@@ -19,9 +19,9 @@ from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
+"""On two cores 4,096 to 16,384 were equally fast at a hidden size of 128; the smallest takes the least memory."""
 CPU_ACTIVATION_BYTES = 3 * 2**29
-"""What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
+"""Bytes that a micro-batch on CPU may keep until its backward pass; smaller ones add up gradients more often."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
 _PADDED_COMPILES_FROM = "2.13"  # on CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried
 OPERATIONS_FUSED = 100

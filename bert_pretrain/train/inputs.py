@@ -15,7 +15,7 @@ from bert_pretrain.model.folder import check_model, read_config
 
 TEACHER = "train.teacher"
 _FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-"""What an initial checkpoint need not share with the run: the network computes the same without dropout."""
+"""Keys that may differ from those of an initial checkpoint: without dropout the network computes the same."""
 
 
 def check_inputs(

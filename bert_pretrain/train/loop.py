@@ -240,7 +240,7 @@ def _own_random_state(device: torch.device) -> Any:
 
 
 class Boundary(NamedTuple):
-    """What all ranks agree on between two steps."""
+    """The state that all ranks agree on between two steps."""
 
     signal_number: int  # the signal to obey, or 0: one to stop, or SIGUSR1 to save
     seconds: float  # that the run has taken

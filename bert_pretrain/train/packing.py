@@ -43,7 +43,7 @@ class Batch:
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """What an encoder takes: ids, segments, positions, bounds, and the longest length."""
+        """Inputs of an encoder: ids, segments, positions, bounds, and the longest length."""
         return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
 
     def to(self, device: torch.device) -> "Batch":

@@ -1,4 +1,4 @@
-"""What a configuration comes to on this machine and for this data, what makes it another run, and where it resumes."""
+"""The configuration resolved for this machine and data, with the identity of the run and where it resumes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

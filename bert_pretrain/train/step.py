@@ -24,7 +24,7 @@ LOSS_SCALE_GROWTH_STEPS = 2000  # both as in Micikevicius et al. (2018) and PyTo
 
 @dataclass
 class LossScale:
-    """What an fp16 loss is multiplied by, so that small gradients do not vanish; halved when they overflow."""
+    """The factor of an fp16 loss, so that small gradients do not vanish; halved when they overflow."""
 
     scale: Tensor  # () float32
     good_steps: Tensor  # () int32: since it last changed

@@ -31,10 +31,10 @@ class NormalizedWords:
     learned: Counter[str]
     held_out: Counter[str]
     config: VocabConfig
-    """With `strip_accents` resolved: None where accents are stripped as BERT does, False where they are kept."""
+    """The configuration with `strip_accents` resolved: None strips accents as BERT does, False keeps them."""
     split_clusters: bool
     metrics: dict[str, Any]
-    """For the manifest."""
+    """Metrics of the normalization, for the manifest."""
 
     @property
     def rules(self) -> dict[str, Any]:

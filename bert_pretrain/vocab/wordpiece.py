@@ -59,7 +59,7 @@ class Alphabet:
 
     @property
     def tokens(self) -> list[str]:
-        """What the vocabulary must hold for the alphabet, in a fixed order."""
+        """Tokens that the vocabulary needs for the alphabet, in a fixed order."""
         return [*self.characters, *(f"##{character}" for character in self.inside)]
 
 
