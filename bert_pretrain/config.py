@@ -281,8 +281,9 @@ class TrainConfig(_Section):
     """Share of the run in which the learning rate rises from 0 to `peak_lr`."""
     warmup_steps: Annotated[int, Field(ge=0), Whole] | None = None
     """Steps of warm-up, in place of `warmup_ratio`; not with `time_budget`, and no more than the run has."""
-    init: Literal["normal", "positional_heads"] = "normal"
-    """First weights: BERT's, or some with which the first layer begins by attending to neighbouring tokens."""
+    init: Literal["normal", "positional_heads", "word_vectors"] = "normal"
+    """First weights: BERT's; heads in the first layer that attend to neighbouring tokens; or these heads, and word
+    embeddings from counts of which tokens occur near one another."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""
