@@ -283,7 +283,7 @@ class TrainConfig(_Section):
     """Steps of warm-up, in place of `warmup_ratio`; not with `time_budget`, and no more than the run has."""
     init: Literal["normal", "positional_heads", "word_vectors"] = "normal"
     """First weights: BERT's; heads in the first layer that attend to neighbouring tokens; or these heads, and word
-    embeddings from counts of which tokens occur near one another."""
+    embeddings from counts of neighbouring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""
