@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder, characters
-from bert_pretrain.text.languages import _identifier, recognize
+from bert_pretrain.text.languages import identifier, recognize
 from bert_pretrain.text.layout import has_one_sentence_a_line
 from bert_pretrain.text.sentences import segment
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def code_of(name: str) -> str:
 
 
 def check_languages(texts: dict[str, str]) -> bool:
-    known = set(_identifier().labels)
+    known = set(identifier().labels)
     checked = {name: text for name, text in texts.items() if code_of(name) in known}
     wrong = {}
     for name, text in checked.items():

@@ -63,7 +63,7 @@ def name_of(code: str) -> str:
 
 
 @cache
-def _identifier() -> Any:
+def identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -78,7 +78,7 @@ def recognize(samples: Iterable[str]) -> list[Recognized]:
         for begin in range(0, min(len(sample), _SAMPLE_CHARACTERS), _PIECE_CHARACTERS):
             piece = sample[begin : begin + _PIECE_CHARACTERS]
             letters += sum(map(str.isalpha, piece))
-            code, probability = _identifier().classify(piece)
+            code, probability = identifier().classify(piece)
             characters[code] += len(piece)
             confidence[code] += probability * len(piece)
     if letters < _MIN_LETTERS:

@@ -59,7 +59,8 @@ def make_vocab(
     whole_words = config.vocab.tokens == "words"
     found = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
     sources = [source for source in found if not source.is_validation]
-    config = config.model_copy(update={"data": with_language(config.data, sources)})
+    if not whole_words:
+        config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),
