@@ -1,4 +1,4 @@
-"""`run auto`: facts, the plan and its YAML in the output folder; at the end, the forecast next to what came of it."""
+"""`run auto`: measure the facts, write the plan as YAML, and compare its forecast with the result at the end."""
 
 import contextlib
 import tempfile
@@ -18,11 +18,10 @@ from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_f
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
-CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # of the time, for timing networks on this machine; at most
+CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
-PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}  # of the time, within which the first few networks are timed all the same
-Ranges = TypeAdapter(dict[str, tuple[float, float]])
-"""The content of `forecast.json`: ranges of held-out metrics, by name."""
+PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}  # share of the time within which the first few networks may begin
+Ranges = TypeAdapter(dict[str, tuple[float, float]])  # `forecast.json`: ranges of held-out metrics by name
 
 
 def planned_config(
@@ -36,18 +35,20 @@ def planned_config(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> Config:
-    """Return the configuration of the plan in `output`, which is made first where there is none, and printed.
+    """Return the configuration of the plan in `output`; make and print the plan if there is none.
 
-    `settings` and `flags`, as for `load_config`, win over the plan. `machine` is the name or the file of the facts to
-    plan with, instead of timing this machine. With `overwrite`, another plan is made even where there is one, unless
-    torchrun or Slurm has started the command again; with `dry_run`, nothing is written.
+    Args:
+        settings, flags: as for `load_config`; they override the plan.
+        machine: name or file of the machine facts to plan with, instead of timing this machine.
+        overwrite: replace an existing plan, unless torchrun or Slurm has restarted the command.
+        dry_run: write nothing.
     """
     check_writable(output)
     path = output / PLAN
     overwrite = overwrite and not is_restarted()
     with contextlib.ExitStack() as stack:
         if overwrite and not dry_run:
-            path.unlink(missing_ok=True)  # a restart is to find no plan of another command
+            path.unlink(missing_ok=True)  # so that a restart does not use the old plan
         if path.exists() and not overwrite:
             planned = load_config(path)
             if planned.inputs != tuple(inputs):
@@ -56,60 +57,59 @@ def planned_config(
                     where=str(path),
                     remedy="name the same inputs, another --output, or add --overwrite",
                 )
-            ignored = "" if machine is None else "; --machine is for a new one (--overwrite)"
+            ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
             print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before{ignored}")
         else:
             check_time(seconds)
-            own = load_config(None, settings, flags)
-            text_facts = measure_text(inputs, own.data)
-            facts = _facts(machine, text_facts, seconds, own.train, dry_run=dry_run)
+            base = load_config(None, settings, flags)
+            text_facts = measure_text(inputs, base.data)
+            facts = _facts(machine, text_facts, seconds, base.train, dry_run=dry_run)
             plan = make_plan(tuple(inputs), text_facts, facts, seconds)
             print(text := describe(plan, facts))
-            if dry_run:  # what is put over the plan is checked all the same
+            if dry_run:  # written to a temporary folder, so that settings and flags are checked against the plan
                 print(f"# The machine: {facts.model_dump_json()}")
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path.with_name(FORECAST), json_text(expected(plan)))
             write_text(path.with_name(MACHINE), facts.model_dump_json(indent=1) + "\n")
             write_text(path, text)
-        # It takes no longer than it says, and no longer than it may.
-        time = min(seconds, load_config(path).time or seconds)
+        time = min(seconds, load_config(path).time or seconds)  # a plan may need less than the given time
         return load_config(path, settings, {**(flags or {}), "time": ("--time", time)})
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
-    """Return the named facts, or those of this machine where that is another one and the plan is run.
+    """Return the facts of `machine` if it is this machine or nothing is run, else the facts of this machine.
 
-    Those of this machine are shipped ones of its card, with the usual attention, or are measured.
+    The facts of this machine are the shipped ones of its card, unless `train.attention` is set, or are measured.
     """
     from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
 
-    found = device_of(train.device)
+    device = device_of(train.device)
     if machine is not None:
         facts = read_machine(machine)
-        is_same = (facts.device, facts.cores) == (found.type, found.cores) and facts.has_memory(found.memory_bytes)
+        is_same = (facts.device, facts.cores) == (device.type, device.cores) and facts.has_memory(device.memory_bytes)
         if dry_run or is_same:
             return facts
-        print(f"{facts.name} is another machine than this one, whose own facts are used")
-    known = shipped_facts(found.name, found.memory_bytes, found.cores) if train.attention == "auto" else None
-    if known is not None:
-        return known
-    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[found.type] * seconds)
-    patience = PATIENCE_SHARE[found.type] * seconds
+        print(f"{facts.name} is not this machine: the facts of this machine are used")
+    shipped = shipped_facts(device.name, device.memory_bytes, device.cores) if train.attention == "auto" else None
+    if shipped is not None:
+        return shipped
+    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[device.type] * seconds)
+    patience = PATIENCE_SHARE[device.type] * seconds
     return measure_machine(allowed, vocab_size_for(text), train.device, train.attention, patience)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:
-    """Return the forecast of a plan, rounded as it is printed: ranges of nats per masked token, and of accuracy."""
+    """Return the forecast of a plan, rounded as printed: ranges of nats per masked token and of accuracy."""
     forecast = plan.training.forecast
-    found = {"mlm_loss": forecast.mlm_loss, "nsp_accuracy": forecast.nsp_accuracy}
-    if plan.config.data.next_sentence == "none":
-        del found["nsp_accuracy"]
-    return {name: (round(low, 2), round(high, 2)) for name, (low, high) in found.items()}
+    ranges = {"mlm_loss": forecast.mlm_loss}
+    if plan.config.data.next_sentence != "none":
+        ranges["nsp_accuracy"] = forecast.nsp_accuracy
+    return {name: (round(low, 2), round(high, 2)) for name, (low, high) in ranges.items()}
 
 
 def describe(plan: Plan, machine: MachineFacts) -> str:
-    """Return the plan as YAML, with what to expect and the reasons as comments."""
+    """Return the plan as YAML with the forecast and the reasons as comments."""
     from bert_pretrain.train.schedule import duration
 
     text, ranges, pairs = plan.text, expected(plan), ""
@@ -141,10 +141,10 @@ def describe(plan: Plan, machine: MachineFacts) -> str:
 
 
 def compare(output: Path, run: Path) -> str | None:
-    """Return a line with the forecast and the last held-out metrics; None without a forecast or held-out rows."""
+    """Return a line that compares the forecast with the last held-out metrics; None if either is missing."""
     try:
         forecast = Ranges.validate_json((output / FORECAST).read_bytes())
-    except (FileNotFoundError, ValidationError):  # a comparison is no reason to end a finished run with an error
+    except (FileNotFoundError, ValidationError):  # a finished run must not end with an error
         return None
     try:
         metrics = read_metrics(run)

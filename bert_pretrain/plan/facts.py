@@ -1,7 +1,7 @@
-"""What a plan is made from: what a corpus is like, and how long a step of training takes on a machine.
+"""The facts that a plan needs: properties of a corpus, and the training speed of a machine.
 
-Facts of a corpus come from a bounded sample. Those of a machine are a JSON file: some are shipped (`machines/`), and
-`timing.py` measures this one.
+The facts of a corpus are estimated from a bounded sample. The facts of a machine are a JSON file: a shipped one
+(`machines/`), or one that `timing.py` measures.
 """
 
 import statistics
@@ -26,24 +26,24 @@ from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
-MASKED_SHARE = 0.3  # of the tokens, in timed steps and in plans
+MASKED_SHARE = 0.3  # share of the tokens that are predicted, in timed steps and in plans
 SHIPPED = Path(__file__).with_name("machines")
-BYTES_PER_WEIGHT = 24  # in training: weights, gradients, moments, and casts of them
+BYTES_PER_WEIGHT = 24  # in training: weights, gradients, moments and their casts
 
 
 @dataclass(frozen=True)
 class TextFacts:
-    """A corpus; what the sample does not tell exactly is estimated from it."""
+    """Properties of a corpus, counted in a sample and scaled to the whole corpus."""
 
     num_bytes: float  # of the text, uncompressed
     documents: float
     sentences_per_document: float  # median over the documents of the sample
-    single_sentence_share: float  # share of the documents that are one sentence, too short for a pair
-    cjk_share: float  # of the letters; CJK means Chinese characters here, in any language
-    is_divisible: bool  # whether a fraction can be read: many files, or a few of several documents each
-    vocab_reads_all: bool = False  # `vocab` reads a few inputs whole that are compressed, or not in UTF-8
-    boundary: str = ""  # what ends documents, where the configured one would make fewer than `FEW_DOCUMENTS`
-    documents_as_configured: float = 0.0  # then, how many
+    single_sentence_share: float  # share of the documents of one sentence, which are too short for a pair
+    cjk_share: float  # share of Chinese characters in the letters
+    is_divisible: bool  # whether a fraction can be read: many files, or files of several documents
+    vocab_reads_all: bool = False  # whether `vocab` reads all text: few inputs that are compressed or not in UTF-8
+    boundary: str = ""  # document boundary to use if the configured one makes fewer than `FEW_DOCUMENTS`
+    documents_as_configured: float = 0.0  # number of documents with the configured boundary, if `boundary` is set
     language: str = "en"
 
     @property
@@ -56,7 +56,10 @@ class TextFacts:
 
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
-    """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more."""
+    """Return the facts of a corpus from a sample.
+
+    If the boundary is `auto` and makes few documents, blank lines and lines are tried as boundaries.
+    """
     sources = [source for source in resolve(inputs, config, looks=False) if not source.is_validation]
     config = with_language(config, _sample(sources))
     facts = _measure(sources, config)
@@ -64,17 +67,17 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
         return facts
     for boundary in ("blank_line", "line") if facts.documents < FEW_DOCUMENTS else ():
         other = config.model_copy(update={"document_boundary": boundary})
-        found = _measure([replace(source, boundary=boundary) for source in sources], other)
-        # A line of one sentence may be all of a document, or hard-wrapped: that cannot be told.
-        if found.documents >= FEW_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
-            return replace(found, boundary=boundary, documents_as_configured=facts.documents)
+        retried = _measure([replace(source, boundary=boundary) for source in sources], other)
+        # Lines of one sentence are documents or hard-wrapped text; these cannot be told apart.
+        if retried.documents >= FEW_DOCUMENTS and (boundary != "line" or retried.sentences_per_document >= 2):
+            return replace(retried, boundary=boundary, documents_as_configured=facts.documents)
     return facts
 
 
 def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
     chosen = [examined(source, config) for source in _sample(sources)]
-    others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
-    sentences: list[float] = []  # of each document
+    scale = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
+    sentences: list[float] = []  # number in each document
     num_bytes = num_documents = 0.0
     letters = cjk = 0
     with tempfile.TemporaryDirectory() as name:
@@ -82,23 +85,23 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
             path = Path(name) / f"{number}.txt"
             part, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config)
             splitter = SentenceSplitter(source.splitter, config.language)
-            own = [0]
+            counts = [0]
             for document in documents.read(part, config, Counter()):
-                counted = count_letters(document.text)
-                cjk, letters = cjk + counted[0], letters + counted[1]
-                own[-1] += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
-                if document.ends_document and own[-1]:
-                    own.append(0)
-            own = [count for count in own if count]
+                document_cjk, document_letters = count_letters(document.text)
+                cjk, letters = cjk + document_cjk, letters + document_letters
+                counts[-1] += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
+                if document.ends_document and counts[-1]:
+                    counts.append(0)
+            counts = [count for count in counts if count]
             num_bytes += path.stat().st_size / share
             is_part = source.boundary == "file"  # the sample is a part of one document
-            num_documents += len(own) / (1.0 if is_part else share)
-            sentences += [round(count / share) for count in own] if is_part else own
+            num_documents += len(counts) / (1.0 if is_part else share)
+            sentences += [round(count / share) for count in counts] if is_part else counts
     if not sentences:
         raise InputError("the inputs hold no text", where=sources[0].location, remedy="give files with text in them")
     return TextFacts(
-        num_bytes=num_bytes * others,
-        documents=num_documents * others,
+        num_bytes=num_bytes * scale,
+        documents=num_documents * scale,
         sentences_per_document=statistics.median(sentences),
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
@@ -109,12 +112,12 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
 
 
 def _sample(sources: Sequence[Source]) -> list[Source]:
-    """Return some sources at equal distances, of up to `FEW_SOURCES` all."""
-    return [sources[place] for place in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
+    """Return at most `MIN_SOURCES` sources at equal distances."""
+    return [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
 
 
 class Size(NamedTuple):
-    """Layers and width of a network; heads are 64 wide, the feed-forward layer four times as wide as the rest."""
+    """Layers and hidden size of a network. Heads are 64 wide, the feed-forward layer is four times as wide."""
 
     layers: int
     hidden: int
@@ -124,7 +127,7 @@ class Size(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """Weights of the matrices inside the encoder."""
+        """Number of weights in the matrices of the encoder."""
         return 12 * self.layers * self.hidden**2
 
     def model_config(self, length: int) -> ModelConfig:
@@ -140,7 +143,7 @@ class Size(NamedTuple):
         )
 
     def flops_per_token(self, vocab_size: int, length: int) -> float:
-        """Return the floating-point operations of a token of training, forward and backward."""
+        """Return the floating-point operations per training token, forward and backward."""
         return training_flops(self.model_config(length), vocab_size, 1.0, length, MASKED_SHARE)
 
 
@@ -156,13 +159,13 @@ class _Facts(BaseModel):
 
 
 class Speed(_Facts):
-    """How fast a network of some size is trained."""
+    """Training speed of a network."""
 
     layers: PositiveInt
     hidden: Annotated[int, Field(gt=0, multiple_of=64)]
     flops_per_second: _Positive  # forward and backward, with large batches
-    update_seconds: _NonNegative  # of the optimizers, per step
-    launch_seconds: _NonNegative = 0.0  # shortest possible step: the host launches kernels one by one; about 0 on a CPU
+    update_seconds: _NonNegative  # optimizer time per step
+    launch_seconds: _NonNegative = 0.0  # shortest possible step, limited by kernel launches; about 0 on a CPU
     is_timed: bool = True  # False: extrapolated
 
     @property
@@ -170,19 +173,19 @@ class Speed(_Facts):
         return Size(self.layers, self.hidden)
 
     def seconds(self, flops: float) -> float:
-        """Return the time of a step from its number of floating-point operations."""
+        """Return the time of a step of `flops` floating-point operations."""
         return max(self.launch_seconds, flops / self.flops_per_second + self.update_seconds)
 
 
 class MachineFacts(_Facts):
-    """How fast a machine trains, as a JSON file says it."""
+    """Training speed of a machine, as stored in a JSON file."""
 
     version: Literal[1] = 1
     name: str = "this machine"
     source: str = "measured"
     device: Literal["cpu", "cuda"] = "cpu"
-    cores: PositiveInt  # of the host, for vocabulary and data
-    memory_bytes: PositiveInt  # of the device
+    cores: PositiveInt  # host cores, for vocabulary and data
+    memory_bytes: PositiveInt  # device memory
     speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
 
     def speed(self, size: Size) -> Speed:
@@ -190,23 +193,23 @@ class MachineFacts(_Facts):
         return next(speed for speed in self.speeds if speed.size == size)
 
     def has_memory(self, memory_bytes: int) -> bool:
-        """Whether so much memory is that of the device, which drivers say a little differently."""
+        """Whether the device has this much memory, within 10 %, since drivers report slightly different values."""
         return abs(self.memory_bytes - memory_bytes) < 0.1 * memory_bytes
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """Networks that fit into memory, the smallest first."""
+        """Sizes of the networks that fit into memory, the smallest first."""
         fitting = [one.size for one in self.speeds if BYTES_PER_WEIGHT * one.size.weights < self.memory_bytes]
         return tuple(sorted(fitting or [self.speeds[0].size], key=lambda size: size.weights))
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
-        """Return the speed of training in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
+        """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
         flops = batch_tokens * size.flops_per_token(vocab_size, length)
         return batch_tokens / self.speed(size).seconds(flops)
 
 
 def read_machine(name_or_file: str) -> MachineFacts:
-    """Return the facts of a shipped machine, or of a JSON file."""
+    """Return the facts of a shipped machine or of a JSON file."""
     path = SHIPPED / f"{name_or_file}.json"
     if not path.is_file():
         path = Path(name_or_file)
@@ -214,16 +217,16 @@ def read_machine(name_or_file: str) -> MachineFacts:
         return MachineFacts.model_validate_json(path.read_bytes())
     except OSError:
         known = ", ".join(sorted(shipped.stem for shipped in SHIPPED.glob("*.json")))
-        what, remedy = f"there is no machine '{name_or_file}'", f"choose {known}, or a machine.json of 'run auto'"
+        what, remedy = f"there is no machine '{name_or_file}'", f"choose {known}, or a machine.json of a 'run auto'"
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{path} is not a file of machine facts: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        remedy = "write it by 'run auto', which keeps OUTPUT/machine.json"
+        remedy = "use OUTPUT/machine.json of a 'run auto'"
     raise ConfigError(what, where="--machine", remedy=remedy)
 
 
 def shipped_facts(device_name: str, memory_bytes: int, cores: int) -> MachineFacts | None:
-    """Return the shipped facts of a card, by PyTorch's name of it and its memory, if all of its networks were timed."""
+    """Return the shipped facts of a card, by name and memory; None unless all networks were timed."""
     card = (known_card(device_name) or "").replace(" ", "").lower()
     if not (SHIPPED / f"{card}.json").is_file():
         return None

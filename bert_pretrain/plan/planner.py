@@ -1,6 +1,6 @@
-"""From facts to a plan: what to train on this text, with this machine, in this time. A pure function.
+"""Choose what to train on a text, on a machine, in a given time: a pure function of the facts.
 
-Each choice has a reason, which the plan's YAML gives as a comment. The forecasts are those of `law.py`.
+Each choice has a reason, which becomes a comment in the plan's YAML. `law.py` gives the forecasts.
 """
 
 import math
@@ -18,33 +18,33 @@ from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 
 MIN_SECONDS = 120.0
-# `vocab` and `make-data` together, one copy, on a slow core; the share of `vocab` in that; the start of all stages.
+# Speed of `vocab` and `make-data` on a slow core, share of `vocab` in their time, and time to start all stages.
 DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 8.0
-MAX_DATA_SHARE = 0.4  # of the time, for vocabulary and data
+MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
 # Text to read: 2 x the expected training tokens, at least 10 MB and 100 documents.
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
-SAVE_SECONDS = 600.0  # between checkpoints of long trainings, about
+SAVE_SECONDS = 600.0  # approximate time between checkpoints of long trainings
 EVALUATIONS, EVALUATION_SHARE = 8, 0.02  # number of evaluations, and their share of the time
-# Next-sentence accuracy on fewer is too noisy: pairs of one document are alike. More examples than this are held out
-# only for the last evaluation, and read in at most as much time as the others take together.
+# Minimum for a stable next-sentence accuracy: pairs of one document are correlated. Further held-out examples are only
+# used in the last evaluation, which takes at most as long as the others together.
 MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 20
-FORWARD_SPEED = 2.5  # tokens per second of an evaluation over those of training
-SHORT_LENGTH, LENGTH = 64, 128  # of examples, in the shortest trainings and in all others
-# Second phase: length, share of the time and of the peak learning rate, roughly as in the paper (appendix A.2), where
-# it has a tenth of the steps; none where training takes less than this.
+FORWARD_SPEED = 2.5  # speed of an evaluation relative to training, in tokens per second
+SHORT_LENGTH, LENGTH = 64, 128  # tokens per example, in the shortest trainings and in all others
+# Second phase: length, share of the time, share of the peak learning rate, and minimum time of the training. The paper
+# (appendix A.2) gives it a tenth of the steps.
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE, LONG_FROM_SECONDS = 512, 0.3, 0.3, 600.0
-# By whether the text is Chinese: bytes up to which a vocabulary has this size. Measured: 5 and 98 MB of English, where
-# more tokens gave less loss per byte in the same time, and 39 MB of Chinese, where 21,128 tokens gave no less.
+# (bytes of text, vocabulary size) by whether the text is Chinese: the first entry with more bytes is used. On 5 and 98
+# MB of English a larger vocabulary gave a lower loss per byte in equal time; on 39 MB of Chinese 21,128 tokens did not.
 VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
 }
-FAST_SHARE = 0.9  # of the tokens per second with the best batch, from which on a smaller batch is as good
-MAX_SINGLE_SENTENCES = 0.5  # share of documents of one sentence above which no pairs are made
+FAST_SHARE = 0.9  # a smaller batch is good enough from this share of the fastest batch's tokens per second
+MAX_SINGLE_SENTENCES = 0.5  # above this share of documents of one sentence, no pairs are made
 
 
 class Choice(NamedTuple):
-    """One key of the plan, and why it has its value."""
+    """A configuration key of the plan with its value and the reason."""
 
     key: str
     value: object
@@ -53,16 +53,16 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """A network to train, and what to expect of it."""
+    """A candidate: a network, how it is trained, and its forecast."""
 
     size: Size
     vocab_size: int
     length: int  # tokens per example in the first phase
     batch_tokens: int
-    tokens: float  # seen in training, millions
+    tokens: float  # seen in training, in millions
     epochs: float
-    time_share: float  # share of the training time that these tokens need
-    positions: int  # tokens of the longest examples
+    time_share: float  # share of the available training time that is used
+    positions: int  # length of the longest examples, in tokens
     forecast: Forecast
 
     @property
@@ -76,7 +76,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration with reasons, and what to expect of it."""
+    """A configuration with reasons and a forecast."""
 
     inputs: tuple[str, ...]
     text: TextFacts
@@ -87,28 +87,28 @@ class Plan:
 
     @property
     def config(self) -> Config:
-        """The plan as a configuration."""
+        """The configuration that the plan describes."""
         flags: dict[str, tuple[str, object]] = {choice.key: ("plan", choice.value) for choice in self.choices}
         return load_config(None, (), {"inputs": ("plan", self.inputs), "time": ("plan", self.seconds), **flags})
 
 
 def check_time(seconds: float) -> None:
-    """Refuse too little time."""
+    """Raise ConfigError if the time is too short for any plan."""
     if seconds < MIN_SECONDS:
         what = f"{seconds:g} seconds are too short for vocabulary, data and training"
         raise ConfigError(what, where="--time", remedy="allow at least 2m")
 
 
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
-    """Choose what to train in `seconds`, counted from the start of the command to the finished model."""
+    """Return the plan for `seconds`, counted from the start of the command to the finished model."""
     check_time(seconds)
     fraction = affordable = _affordable_fraction(text, machine, seconds)
-    for _ in range(2):  # the vocabulary, and with it the speed, depends on the text that is read
+    for _ in range(2):  # the vocabulary size, and so the speed, depends on the fraction of the text
         tokens = _best_training(text, machine, seconds, fraction)[0].tokens
         fraction = float(f"{min(affordable, _useful_fraction(text, tokens)):.2g}")
     best, considered = _best_training(text, machine, seconds, fraction)
-    before = _data_seconds(text, machine, fraction)
-    taken = max(MIN_SECONDS, float(math.ceil(before + best.time_share * (seconds - before))))
+    data_seconds = _data_seconds(text, machine, fraction)
+    taken = max(MIN_SECONDS, float(math.ceil(data_seconds + best.time_share * (seconds - data_seconds))))
     read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
         *_data_choices(read, fraction, best),
@@ -125,19 +125,19 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
-    """Return the size of the vocabulary for a fraction of the text."""
+    """Return the vocabulary size for a fraction of the text."""
     return next(size for limit, size in VOCAB_SIZES[text.is_chinese] if fraction * text.num_bytes < limit)
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
-    """Return the time of `vocab` and `make-data` for a fraction of the text, with the start of all stages."""
-    whole = text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
+    """Return the time of `vocab` and `make-data` for a fraction of the text, including the start of all stages."""
+    seconds = text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
     always_read = 1.0 if not text.is_divisible else VOCAB_TIME_SHARE if text.vocab_reads_all else 0.0
-    return START_SECONDS + whole * (always_read + (1.0 - always_read) * fraction)
+    return START_SECONDS + seconds * (always_read + (1.0 - always_read) * fraction)
 
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
-    """Return the largest fraction of the text for which vocabulary and data leave enough time to train."""
+    """Return the largest fraction of the text whose vocabulary and data leave enough time for training."""
     least, needed = (_data_seconds(text, machine, fraction) for fraction in (0.0, 1.0))
     allowed = MAX_DATA_SHARE * seconds
     if needed <= allowed:
@@ -154,7 +154,7 @@ def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float)
 
 
 def _useful_fraction(text: TextFacts, tokens: float) -> float:
-    """Return the fraction of the text that training on this many million tokens, vocabulary and pairs need."""
+    """Return the fraction of the text that the vocabulary, the pairs and `tokens` million training tokens need."""
     if not text.is_divisible:
         return 1.0
     wanted = max(
@@ -168,7 +168,7 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
 def _best_training(
     text: TextFacts, machine: MachineFacts, seconds: float, fraction: float
 ) -> tuple[Training, list[Training]]:
-    """Return what to train on a fraction of the text, and all that was considered, the smallest network first."""
+    """Return the best candidate for a fraction of the text, and all candidates, the smallest network first."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     trainings = [_training(size, machine, train_seconds, fraction, text) for size in machine.sizes]
     max_weights = MAX_WEIGHTS_PER_TOKEN * fraction * text.tokens
@@ -186,28 +186,26 @@ def _best_training(
 
 
 def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts) -> Training:
-    """Return what to expect of a network with the batch and the length of examples that teach it most."""
-    new, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
+    """Return the candidate for a network, with the batch size and the example length of the lowest expected loss."""
+    text_tokens, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
 
-    def tried(batch_tokens: int, length: int) -> Training:
+    def candidate(batch_tokens: int, length: int) -> Training:
         possible = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
-        tokens = min(possible, law.MAX_EPOCHS * new)
-        expected = law.forecast(
-            size, vocab_size, tokens, tokens / new, is_chinese=text.is_chinese, batch_tokens=batch_tokens
-        )
-        share = tokens / possible
-        has_long_phase = tokens > law.LONG_FROM_TOKENS and share * train_seconds > LONG_FROM_SECONDS
+        tokens = min(possible, law.MAX_EPOCHS * text_tokens)
+        epochs, time_share = tokens / text_tokens, tokens / possible
+        forecast = law.forecast(size, vocab_size, tokens, epochs, is_chinese=text.is_chinese, batch_tokens=batch_tokens)
+        has_long_phase = tokens > law.LONG_FROM_TOKENS and time_share * train_seconds > LONG_FROM_SECONDS
         positions = LONG_LENGTH if has_long_phase else length
-        return Training(size, vocab_size, length, batch_tokens, tokens, tokens / new, share, positions, expected)
+        return Training(size, vocab_size, length, batch_tokens, tokens, epochs, time_share, positions, forecast)
 
-    short = _best_batch([tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
+    short = _best_batch([candidate(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
     if short.tokens <= law.SHORT_UP_TO_TOKENS:
         return short
-    return _best_batch([tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES])
+    return _best_batch([candidate(batch_tokens, LENGTH) for batch_tokens in law.BATCHES])
 
 
 def _best_batch(trainings: list[Training]) -> Training:
-    """Return the training of the smallest batch that is fast and costs nearly no loss, or else of the lowest loss."""
+    """Return the smallest batch that is fast and whose loss is near the lowest, or else the one of the lowest loss."""
     best = min(trainings, key=lambda one: one.loss)
     fastest = max(one.tokens / one.time_share for one in trainings)
     good = [
@@ -219,39 +217,40 @@ def _best_batch(trainings: list[Training]) -> Training:
 
 
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
-    """Return the choices of stages 1 and 2; `text` is the share that is read."""
+    """Return the keys of the sections `vocab` and `data`; `text` is the part of the text that is read."""
     is_measured = text.is_chinese or text.language == "en"
     law_of = "" if is_measured else "; this and the forecast by the law of English, none other was measured"
     choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_of}")]
     if not is_measured:
-        choices.append(Choice("data.language", text.language, "recognized at the beginnings of the inputs"))
+        choices.append(Choice("data.language", text.language, "recognized from the first text of the inputs"))
     if text.is_chinese:
         choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
     if fraction < 1.0:
         choices.append(Choice("data.fraction", fraction, "more of the text would not be seen in this time"))
     if text.boundary:
-        ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
-        why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
+        rule = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
+        why = f"{rule}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
         choices.append(Choice("data.document_boundary", text.boundary, why))
-    short = "short examples: more pairs and steps in the time"
+    why_short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    seen = f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
+    why_copies = f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
+    why_copies += "; copies have other pairs" if copies > 1 else ""
     pairs, why_pairs = _pairs(text)
     return [
         *choices,
-        Choice("data.max_seq_length", best.length, short if best.length == SHORT_LENGTH else "the paper's length"),
+        Choice("data.max_seq_length", best.length, why_short if best.length == SHORT_LENGTH else "the paper's length"),
         Choice("data.masked_lm_prob", MASKED_SHARE, "lower loss in the same time than with the paper's 15 %"),
-        Choice("data.masking", "dynamic", "other masks in every epoch, without more copies on disk"),
-        Choice("data.dupe_factor", copies, seen + ("; copies have other pairs" if copies > 1 else "")),
+        Choice("data.masking", "dynamic", "new masks in every epoch, without more copies on disk"),
+        Choice("data.dupe_factor", copies, why_copies),
         Choice("data.next_sentence", pairs, why_pairs),
         _held_out(text, best, 2 if pairs == "nsp" else 1),
     ]
 
 
 def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
-    """Return the share of the documents that is held out; the objective needs a minimum."""
+    """Return the fraction of documents to hold out, at least `needed` documents."""
     if needed / text.documents > MAX_HELD_OUT_SHARE:
-        why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another"
+        why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another file"
         return Choice("data.validation_fraction", 0.0, why)
     affordable = _evaluated_tokens(best)
     enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
@@ -261,34 +260,35 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 
 def _evaluated_tokens(best: Training) -> float:
-    """Return the tokens of an evaluation before the last."""
+    """Return the number of tokens of each evaluation but the last."""
     return EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
-    """Return the objective besides masked tokens, and why."""
+    """Return `data.next_sentence` and the reason for it."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, too short for a pair"
     if text.documents < FEW_DOCUMENTS:
-        return "sop", "there are too few documents to take a random B from; the order of A and B needs only one"
+        return "sop", "too few documents to draw a random B from; sentence order needs only one"
     return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"
 
 
 def _model_choices(best: Training, considered: list[Training], machine: MachineFacts) -> list[Choice]:
     size = best.size
-    near = sorted((one for one in considered if one.size != size), key=lambda one: one.loss)[:2]
-    others = ", ".join(f"{one.size} {one.loss:.2f}" for one in near)
-    than = f" ({others})" if near else ", and no other network is of a size for this text and time"
-    timed = "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
+    nearest = sorted((one for one in considered if one.size != size), key=lambda one: one.loss)[:2]
+    others = ", ".join(f"{one.size} {one.loss:.2f}" for one in nearest)
+    why = f"{best.loss:.2f} nats expected"
+    why += f" ({others})" if nearest else ", and no other network has a suitable size for this text and time"
+    why += "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
     config = size.model_config(best.positions)
     return [
-        Choice("model.num_hidden_layers", size.layers, f"{best.loss:.2f} nats expected{than}{timed}"),
+        Choice("model.num_hidden_layers", size.layers, why),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
         Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
-        Choice("model.max_position_embeddings", best.positions, "those that are trained"),
-        Choice("model.hidden_dropout_prob", 0.0, "in a short training dropout only slows the network down"),
-        Choice("model.attention_probs_dropout_prob", 0.0, "the same; the fastest attention has none"),
+        Choice("model.max_position_embeddings", best.positions, "the longest examples"),
+        Choice("model.hidden_dropout_prob", 0.0, "in a short training dropout only slows learning"),
+        Choice("model.attention_probs_dropout_prob", 0.0, "the same; the fastest attention has no dropout"),
     ]
 
 
@@ -300,22 +300,22 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
-        Choice("train.mlm_bias", "unigram", "training need not learn the frequencies of tokens first"),
-        Choice("train.init", "positional_heads", "nor to attend to neighbouring tokens: there is no plateau"),
+        Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
+        Choice("train.init", "positional_heads", "starts with attention to neighbouring tokens: no plateau"),
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", law.WARMUP_RATIO, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
-        Choice("train.weight_decay", law.weight_decay(best.epochs), "weights of a scale from which fine-tuning works"),
+        Choice("train.weight_decay", law.weight_decay(best.epochs), "keeps the weights at a scale for fine-tuning"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
-        Choice("train.eval_examples", examples, "the last one takes all"),
-        Choice("train.save_every", save_every, "a kill costs at most what was done since the last one"),
+        Choice("train.eval_examples", examples, "the last evaluation uses all"),
+        Choice("train.save_every", save_every, "a kill loses at most this many steps"),
     ]
 
 
 def _phases(best: Training) -> list[Choice]:
-    """Return a second phase of long examples, for trainings that are long enough."""
+    """Return two phases, the second with long examples; none if the training is too short for them."""
     if best.positions == best.length:
         return []
     peak_lr = float(f"{LONG_LR_SHARE * law.peak_lr(best.size, best.batch_tokens):.1g}")

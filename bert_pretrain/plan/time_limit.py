@@ -1,4 +1,4 @@
-"""The wall-clock time of a whole `run`: counted from the start of the command, and on over interruptions."""
+"""The wall-clock time of a whole `run`, counted from the start of the command and across interruptions."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ _FILE_BYTES = 256  # fixed, so that a shorter number overwrites a longer one com
 
 
 class TimeLimit:
-    """Counts the time that a run has used, in a file, so that the same command knows it after a kill.
+    """Counts the time that a run uses in a file, so that the same command continues the count after a kill.
 
     Time in which no command runs does not count.
     """
 
     def __init__(self, seconds: float, file: Path, *, used_before_open: float = 0.0) -> None:
-        """Count on from what the file says; this command has run `used_before_open` seconds already."""
+        """Continue the count in `file`; this command has already run for `used_before_open` seconds."""
         self.seconds = seconds
         self._file = file
         self._start = time.monotonic() - used_before_open - _used_before(file)
@@ -41,8 +41,7 @@ class TimeLimit:
     def __enter__(self) -> Self:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_text(self._file, self._content())
-        # From now on it is overwritten in place, without the two waits for the disk that a new file takes: a process
-        # that is killed hides nothing of it.
+        # Overwritten in place from now on: a new file would wait for the disk twice.
         self._descriptor = os.open(self._file, os.O_WRONLY)
         self._thread.start()
         return self
@@ -55,7 +54,7 @@ class TimeLimit:
 
     def _keep_writing(self) -> None:
         while not self._closed.wait(SECONDS_BETWEEN_WRITES):
-            with contextlib.suppress(OSError):  # the stages say what is wrong with the disk
+            with contextlib.suppress(OSError):  # the stages report a broken disk
                 os.pwrite(self._descriptor, self._content().encode(), 0)
 
     def _content(self) -> str:

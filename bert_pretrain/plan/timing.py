@@ -1,4 +1,4 @@
-"""The speed of this machine: steps of training on random tokens, timed for a few networks, compiled as training is."""
+"""The training speed of this machine: a few networks are timed on random tokens, compiled as in training."""
 
 import os
 import time
@@ -26,21 +26,20 @@ LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies t
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
-MIN_TIMED = 3  # networks; fewer only where that takes too long
-REFERENCES = {"cpu": "cpu2", "cuda": "h200"}
-"""Shipped machines, by whose speeds of other networks those of what was not timed are expected."""
+MIN_TIMED = 3  # networks; fewer if they take too long
+REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
 
 
 def measure_machine(
     seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto", patience: float = 0.0
 ) -> MachineFacts:
-    """Time steps of the networks with a vocabulary, the smallest first, for at most about `seconds`.
+    """Time training steps of the networks, the smallest first, for at most about `seconds`.
 
-    Until `MIN_TIMED` are timed, another one begins before `patience` seconds have passed, however long it may take. On
-    a card the start of the compiler comes on top, some 20 s.
+    The first `MIN_TIMED` networks are timed even beyond that, if they can begin within `patience` seconds. On a GPU the
+    start of the compiler, about 20 s, is not counted.
     """
     device = hardware.choose_device(device_setting)
-    hardware.keep_freed_memory(device)  # as training does
+    hardware.keep_freed_memory(device)  # as in training
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.compile(torch.neg)(torch.zeros(8, device=device))
@@ -50,12 +49,12 @@ def measure_machine(
         for size in progress_bar(SIZES, desc="time", unit="network"):
             started = time.perf_counter()
             if speeds:
-                # It takes as many times as long as the one before as it has more operations, at most; on a card, where
-                # most of the time is the compiler's, about as long.
-                flops, before = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
-                growth = 1.0 if device.type == "cuda" else max(1.0, flops / before)
-                spent, is_patient = started - begin, len(speeds) < MIN_TIMED
-                if took * growth > seconds - spent and not (is_patient and spent < patience):
+                # On a CPU the time grows at most with the operations. On a GPU compilation takes most of it.
+                flops, previous = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
+                growth = 1.0 if device.type == "cuda" else max(1.0, flops / previous)
+                spent = started - begin
+                can_wait = len(speeds) < MIN_TIMED and spent < patience
+                if took * growth > seconds - spent and not can_wait:
                     break
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):
                 break
@@ -76,23 +75,23 @@ def measure_machine(
 
 
 class Device(NamedTuple):
-    """Device, cores and memory, which facts of a machine are compared with."""
+    """Device, cores and memory of this machine."""
 
     type: str
     name: str  # "" for a CPU
-    cores: int  # of the host
+    cores: int  # host cores
     memory_bytes: int
 
 
 def device_of(setting: str) -> Device:
-    """Return the device that a setting chooses."""
+    """Return the device that `train.device` selects."""
     device = hardware.choose_device(setting)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return Device(device.type, name, available_cores(), _memory_bytes(device))
 
 
 def extrapolated(size: Size, last: Speed, device: str) -> Speed:
-    """Return the speed to expect from the last network that was timed, by how a shipped machine's speeds differ."""
+    """Return the expected speed of a network: that of the last timed one, scaled by the ratios of a shipped machine."""
     shipped = read_machine(REFERENCES[device])
     expected, known = shipped.speed(size), shipped.speed(last.size)
     return Speed(
@@ -112,7 +111,7 @@ def _memory_bytes(device: torch.device) -> int:
 
 
 def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: str) -> Speed:
-    """Time steps of a few batches; of one batch, also the update alone."""
+    """Time steps with a few batch sizes; with only one batch size, also the optimizer update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
     sizes = {"hidden_size": shape.hidden_size, "num_heads": shape.num_attention_heads}
@@ -152,10 +151,10 @@ def _throughput(timed: tuple[float, float]) -> float:
 
 
 def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | None, *, has_launches: bool) -> Speed:
-    """Return the speed of a network from the operations and the seconds of its steps, the smallest first.
+    """Return the speed of a network from the (operations, seconds) of its steps, the smallest step first.
 
-    Of one step, `updating` says how long the update alone takes. Of several the last two say it: on a card the update
-    runs while the next kernels are launched, or is a part of a CUDA graph, so that by itself it takes longer.
+    `updating` is the time of the optimizer update alone. If it is None, the last two steps determine that time: on
+    a GPU the update overlaps with kernel launches or is part of a CUDA graph, so alone it would take longer.
     """
     (flops, seconds), others = timed[-1], timed[:-1]
     if updating is not None:
@@ -171,12 +170,12 @@ def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | Non
     )
 
 
-def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
-    """Return the median of a few calls; the first, in which kernels are chosen or compiled, does not count."""
+def _median_seconds(call: Callable[[], None], device: torch.device) -> float:
+    """Return the median time of a few calls, without the first call, which chooses or compiles kernels."""
     times = []
     for _ in range(1 + TIMED_STEPS):
         begin = time.perf_counter()
-        timed()
+        call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)
@@ -184,7 +183,7 @@ def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
 
 
 def _random_batch(vocab_size: int, examples: int, micro_batch_tokens: int) -> GlobalBatch:
-    """Return a batch of full examples with random tokens, pairs and masks."""
+    """Return a batch of full-length examples with random tokens, pairs and masks."""
     rng = np.random.default_rng(0)
     num_masked = round(MASKED_SHARE * LENGTH)
     offsets = np.arange(examples + 1, dtype=np.int64) * LENGTH
