@@ -134,7 +134,7 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         "examples_per_second": _ratio(interval.timed_examples, seconds),
         "tokens_per_second": _ratio(interval.timed_tokens, seconds),
         "mfu": None if peak is None or flops_per_second is None else flops_per_second / peak,
-        "padding_share": 1.0 - interval.local_tokens / max(interval.attended_slots, 1),
+        "padding_share": 1.0 - interval.own_tokens / max(interval.attended_slots, 1),
         "data_wait_share": _ratio(interval.waited_seconds, seconds),
         "peak_memory_bytes": peak_memory_bytes(state.sums.device),
         "skipped_steps": int(sums.skipped),

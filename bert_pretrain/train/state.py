@@ -31,8 +31,8 @@ class IntervalCounts:
     """
 
     steps: int = 0
-    local_tokens: int = 0  # on this rank
-    attended_slots: int = 0  # positions that attention computes on this rank; equal to `local_tokens` without padding
+    own_tokens: int = 0  # on this rank
+    attended_slots: int = 0  # positions that attention computes on this rank; equal to `own_tokens` without padding
     timed_examples: int = 0
     timed_tokens: int = 0
     timed_flops: float = 0.0
@@ -72,7 +72,7 @@ class TrainState:
         pads = self.model.attention_backend == "padded"
         self.interval.steps += 1
         for micro in batch.micro_batches:
-            self.interval.local_tokens += micro.num_tokens
+            self.interval.own_tokens += micro.num_tokens
             packed, sequences = micro.input_ids.shape[0], micro.cu_seqlens.shape[0] - 1
             self.interval.attended_slots += sequences * micro.max_seqlen if pads else packed
 
