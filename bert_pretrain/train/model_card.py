@@ -98,7 +98,7 @@ def model_card(
     return f"---\n{metadata}\n---\n\n{body}"
 
 
-def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
+def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
     """Draw the curves of a run, whose manifest says `record`, into its model folder; return whether there is a picture.
 
     A missing picture must not cost the model: what prevents drawing is printed only. Where memory or the disk does not
