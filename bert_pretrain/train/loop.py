@@ -154,7 +154,7 @@ def _log(
         raise UserError(
             f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
             where=f"step {state.progress.step}; the state is saved in {checkpoint}",
-            remedy="lower train.peak_lr, or check the data; the same command would fail at the same step",
+            remedy="lower train.peak_lr, or check the data; the same command retries from that checkpoint",
         )
     log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
     state.start_interval()

@@ -18,22 +18,22 @@ from tests.train.conftest import Fit, metrics
 
 def test_metrics_are_cut_back_to_a_checkpoint_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    first = MetricsFile(path, kept=None)
+    first = MetricsFile(path, end=None)
     for step in (5, 10):
         first.write({"step": step, "loss": 1.0})
     position = first.position
     first.write({"step": 15, "loss": 1.0})
     first.close()
-    log = MetricsFile(path, kept=position)
+    log = MetricsFile(path, end=position)
     assert log.newest == {"training": {"step": 10, "loss": 1.0}}
     log.close()
     path.write_text(path.read_text().replace("1.0", "1.1", 1))
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        MetricsFile(path, kept=position)
+        MetricsFile(path, end=position)
     assert path.read_bytes() == before
     path.unlink()
-    MetricsFile(path, kept=position).close()  # they may be given up
+    MetricsFile(path, end=position).close()  # they may be given up
 
 
 def test_tensorboard_shows_what_the_metrics_hold(fit: Fit) -> None:
