@@ -25,7 +25,7 @@ from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
-from bert_pretrain.train.schedule import duration, spanned_steps, warmup_steps
+from bert_pretrain.train.schedule import duration, schedule_steps, warmup_steps
 from bert_pretrain.train.state import Progress
 
 CURVES = "curves.png"
@@ -67,7 +67,7 @@ def model_card(
     if run.length.steps is None:
         warmup = f"{train.warmup_ratio:.1%} of the time"
     else:
-        warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
+        warmup = f"{warmup_steps(train, schedule_steps(train, run.length.steps)):,} steps"
     body = render(
         "model_card.md",
         run=run, name=name, model=run.config.model, train=train, data=data, manifest=manifest, progress=progress,

@@ -97,8 +97,8 @@ def resolve_run(
 ) -> ResolvedRun:
     """Make the choices that a configuration leaves open, after `check_inputs`."""
     train, tokenizer = config.train, data.tokenizer()
-    length = schedule.own_length(train, data.rows("train"))
-    train.check_warmup(None if length.steps is None else schedule.spanned_steps(train, length.steps))
+    length = schedule.run_length(train, data.rows("train"))
+    train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
     extension, carried = None, None
     if init_from is not None:
         check_model(init_from, "--init-from")
@@ -185,7 +185,7 @@ def _describe_length(run: ResolvedRun) -> str:
     train, length, carried = run.config.train, run.length, 0 if run.carried is None else run.carried.step
     if length.steps is None:
         return f"{length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    spanned = schedule.spanned_steps(train, length.steps)
+    spanned = schedule.schedule_steps(train, length.steps)
     return (
         f"{length}{f', {carried:,} of them done before' if carried else ''}, "
         f"{(length.steps - carried) * train.global_batch_size / run.data.rows('train'):.2f} epochs, "

@@ -25,7 +25,7 @@ from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_batches
+from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
@@ -206,7 +206,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
         if run.teacher is not None:
-            teacher = load_model(run.teacher, required=WITHOUT_PAIRS, flag=TEACHER).model
+            teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
             print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
     if run.data.config.next_sentence == "none":  # the loss does not depend on these two
         model.pooler.requires_grad_(False)

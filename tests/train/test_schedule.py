@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, own_length, warmup_steps
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -51,7 +51,7 @@ def test_every_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int
     ],
 )
 def test_the_length_of_a_run(settings: dict[str, float], length: Length) -> None:
-    assert own_length(TrainConfig(**settings), 1000) == length
+    assert run_length(TrainConfig(**settings), 1000) == length
 
 
 def test_a_time_budget_rises_and_falls_with_the_clock() -> None:
