@@ -50,7 +50,7 @@ class SignalRequests:
         elif not self._stop:
             self._stop, self._stop_time = number, time.monotonic()
             # Not by `print`: the handler may interrupt a write to the stream.
-            text = f"saving a checkpoint after this step; send it again after {REPEAT_SECONDS:.0f} seconds to stop now"
+            text = f"saving a checkpoint after this step; repeat after {REPEAT_SECONDS:.0f} seconds to stop immediately"
             os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
         elif time.monotonic() - self._stop_time > REPEAT_SECONDS:
             self.__exit__()
