@@ -12,41 +12,17 @@ import torch
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.packing import GlobalBatch
 
+# Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture papers; a
+# number with sparsity is halved. The longest matching name applies.
 PEAK_BF16_FLOPS = {
-    # Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture
-    # papers; a number with sparsity is halved. The longest matching name applies.
-    "GB300": 2500e12,
-    "GB200": 2500e12,
-    "B300": 2250e12,
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H800 PCIe": 756e12,
-    "H800": 989e12,
-    "H20": 148e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "A30": 165e12,
-    "A40": 149.7e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A6000": 154.8e12,
-    "RTX 6000 Ada": 364e12,
-    "RTX 5090": 209.5e12,
-    "RTX 4090": 165.2e12,
-    "RTX 3090": 71e12,
-    "V100S": 130e12,
-    "V100-PCIE": 112e12,
-    "V100": 125e12,
-    "T4": 65e12,
-}
+    "GB300": 2500e12, "GB200": 2500e12, "B300": 2250e12, "B200": 2250e12,
+    "GH200": 989e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12,
+    "A100": 312e12, "A800": 312e12, "A30": 165e12, "A40": 149.7e12, "A10G": 70e12, "A10": 125e12, "A6000": 154.8e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "RTX 6000 Ada": 364e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
+    "V100S": 130e12, "V100-PCIE": 112e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
 # Names with one of these words have other peaks, although they contain a name of the table.
 UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
 

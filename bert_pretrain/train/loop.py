@@ -132,12 +132,9 @@ def _evaluate(
 
 def _evaluate_end(run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate) -> None:
     """Evaluate all examples for a run that has no step left, unless `metrics.jsonl` ends with such an evaluation."""
-
-    def is_done() -> bool:
-        line = log.newest.get("validation", {})
-        return (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
-
-    if not run.dist_context.run_on_main(is_done):
+    line = log.newest.get("validation", {})  # empty on all ranks but the first
+    is_done = (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
+    if not run.dist_context.run_on_main(lambda: is_done):
         _evaluate(run, clock, log, step, evaluate, all_examples=True)
 
 
@@ -183,19 +180,17 @@ def _save(
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
     """Drop the CUDA graphs or, without any, halve the micro-batches, on one rank only: ranks would have to agree."""
-    if graphs is not None and graphs.drop():
-        torch.cuda.empty_cache()
-        return
-    if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
-        raise ConfigError(
-            f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
-            where="train.micro_batch_tokens",
-            remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
-        ) from error
-    data.halve_micro_batches()
+    if graphs is None or not graphs.drop():
+        if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
+            raise ConfigError(
+                f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
+                where="train.micro_batch_tokens",
+                remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
+            ) from error
+        data.halve_micro_batches()
+        print(f"out of memory: micro-batches have at most {data.micro_batch_tokens:,} tokens from now on")
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-    print(f"out of memory: micro-batches have at most {data.micro_batch_tokens:,} tokens from now on")
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
@@ -270,7 +265,6 @@ class Clock:
         return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
 
     def start_step(self) -> None:
-        """Start timing a step, including its wait for data."""
         self._step_start = time.perf_counter()
 
     def end_step(self, state: TrainState, batch: GlobalBatch, waited_seconds: float) -> None:
@@ -289,6 +283,5 @@ class Clock:
         longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
 
     def close(self) -> None:
-        """Wait for the message that was sent last."""
         if self._sent is not None:
             self._sent[0].wait()

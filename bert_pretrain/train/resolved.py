@@ -244,11 +244,8 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
 
 def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
     key, done = ("time_budget", duration(seconds)) if length.steps is None else ("max_steps", f"step {step}")
-    what, remedy = (
-        f"the run would end after {length}, but it is at {done} already",
-        "increase it, or name another --output",
-    )
-    return ConfigError(what, where=f"train.{key}", remedy=remedy)
+    what = f"the run would end after {length}, but it is at {done} already"
+    return ConfigError(what, where=f"train.{key}", remedy="increase it, or name another --output")
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:

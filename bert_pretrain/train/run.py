@@ -239,17 +239,12 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
+    train, progress = run.config.train, state.progress
     return TrainingData(
-        run.data,
-        seed=run.config.train.seed,
-        global_batch_size=run.config.train.global_batch_size,
-        micro_batch_tokens=run.micro_batch_tokens,
-        first_step=state.progress.step,
-        first_example=state.progress.examples - state.progress.examples_before,
-        rank=run.dist_context.rank,
-        num_ranks=run.dist_context.size,
-        static_shapes=run.compiled,
-    )
+        run.data, seed=train.seed, global_batch_size=train.global_batch_size, micro_batch_tokens=run.micro_batch_tokens,
+        first_step=progress.step, first_example=progress.examples - progress.examples_before,
+        rank=run.dist_context.rank, num_ranks=run.dist_context.size, static_shapes=run.compiled,
+    )  # fmt: skip
 
 
 def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
