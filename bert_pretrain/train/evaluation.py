@@ -32,11 +32,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     tokenizer = folder.tokenizer()
     check_same_vocabulary(model, tokenizer, "MODEL")
     if not folder.rows(split):
-        raise DataError(
-            f"{data} has no examples in its split '{split}'",
-            where="--data",
-            remedy="make the data with data.validation_fraction above 0",
-        )
+        what, remedy = f"{data} has no examples in its split '{split}'", "make it with data.validation_fraction above 0"
+        raise DataError(what, where="--data", remedy=remedy)
     if split == "train" and folder.config.masking == "dynamic":
         raise DataError(
             "the training examples have no masks; dynamic masks are drawn during training",
@@ -84,12 +81,11 @@ def evaluate_batches(
     ):
         for batch in ready:
             sums: LossSums = losses(batch)
-            metrics = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
-            totals += torch.stack([value.to(totals.dtype) for value in metrics])
+            totals += torch.stack([value.to(totals.dtype) for value in sums])
             num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
             counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
     losses.train(was_training)
-    mlm_loss, mlm_correct, nsp_loss, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
     examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
     return {
         "mlm_loss": mlm_loss / predictions,

@@ -55,11 +55,10 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Under `torchrun`, every process calls this. `data` is the path of a data folder, or the folder and `config` that
-    `check_inputs` returned. `init_from` is any BERT folder; with `carry_optimizer` it is a checkpoint of this package,
-    and training continues with its optimizer state and step. A `dry_run` only prints the plan and the time it takes;
-    `corpus_tokens` is then the size of the full corpus if `data` is a sample. SIGINT and SIGTERM raise `Interrupted`
-    after a checkpoint is saved.
+    Under `torchrun`, every process calls this. `data` is a path, or the folder that `check_inputs` returned with
+    `config`. `init_from` is any BERT folder; with `carry_optimizer` it is a checkpoint of this package, and training
+    continues its step and optimizer state. A `dry_run` only prints the plan and the time; `corpus_tokens` is the size
+    of the full corpus if `data` is a sample. SIGINT and SIGTERM raise `Interrupted` after a checkpoint is saved.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:

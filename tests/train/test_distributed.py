@@ -25,11 +25,12 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import cut
 from bert_pretrain.train.run import train
+from bert_pretrain.train.signals import newest_step
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 from tests.conftest import wait_until
 from tests.train.conftest import NO_DROPOUT, Fit, NewData, final_tensors, interrupted_copy, make_examples, metrics, tiny
-from tests.train.test_resume import RARE, command, newest_step, num_lines, start
+from tests.train.test_resume import RARE, command, num_lines, start
 
 
 def ranks() -> list[dict[str, str]]:

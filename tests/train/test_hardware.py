@@ -69,10 +69,7 @@ def page_faults(owns_process: bool) -> int:
 
 
 def test_freed_memory_is_reused_only_if_we_own_the_process() -> None:
-    fork, threshold = (
-        multiprocessing.get_context("fork"),
-        (-3, 128 * 1024),
-    )  # glibc's initial threshold, which grows with use
+    fork, threshold = multiprocessing.get_context("fork"), (-3, 128 * 1024)  # glibc's default before it adapts
     with ProcessPoolExecutor(1, fork, lambda: ctypes.CDLL(None).mallopt(*threshold)) as child:
         plain, kept = (child.submit(page_faults, owns_process).result(60) for owns_process in (False, True))
     assert plain > 10_000
@@ -141,9 +138,7 @@ def test_compiled_model_has_no_graph_breaks_and_equal_gradients_and_metrics(data
         values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
         sizes = [value.shape for value in values if isinstance(value, torch.Tensor)]
         assert any(not isinstance(size[0], int) for size in sizes)
-        assert all(
-            isinstance(length, int) for size in sizes for length in size[1:]
-        )  # only first dimensions are dynamic
+        assert all(isinstance(length, int) for size in sizes for length in size[1:])  # widths are static
         return aot_eager(graph, inputs)
 
     for compiled in (False, True):

@@ -25,6 +25,7 @@ from bert_pretrain.io import manifest
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
+from bert_pretrain.train.signals import newest_step
 from tests.conftest import wait_until
 from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
 
@@ -52,10 +53,6 @@ def start(words: list[str], **environment: str) -> BaseProcess:
 
 def num_lines(run: Path) -> int:
     return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
-
-
-def newest_step(run: Path) -> int:
-    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
 def test_repeatedly_killed_run_is_bit_equal(data_folder: Path, tmp_path: Path) -> None:

@@ -164,23 +164,19 @@ def test_non_finite_metrics_are_null(fit: Fit) -> None:
 
 
 def test_partial_evaluation_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, read_paths = DataFolder.open(data_folder), list[str]()
+    data, reads = DataFolder.open(data_folder), list[str]()
     paths = [record.path for record in data.shards("train")]
     monkeypatch.setattr(loader, "SHARDS_OF_SOME", 2)
-    monkeypatch.setattr(
-        loader, "read_shard", lambda folder, one: read_paths.append(one.path) or read_shard(folder, one)
-    )
+    monkeypatch.setattr(loader, "read_shard", lambda folder, one: reads.append(one.path) or read_shard(folder, one))
     some = list(evaluation_batches(data, "train", 64, at_most=8))
     assert len(paths) > 2
-    assert read_paths == [paths[0], paths[-1]]
+    assert reads == [paths[0], paths[-1]]
     assert sum(batch.num_sequences for batch in some) == 8
     more = sum(record.rows for record in data.shards("train")[:2]) + 1  # than two shards hold
     assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, at_most=more)) == more
 
 
-def test_partial_evaluation_takes_evenly_spaced_rows_and_the_last_one_takes_all(
-    new_data_folder: NewData, tmp_path: Path
-) -> None:
+def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, tmp_path: Path) -> None:
     data = DataFolder.open(new_data_folder(validation_rows=23))
     rows = read_shard(data.path, data.shards("validation")[0])
     few = list(evaluation_batches(data, "validation", 64, at_most=5))
