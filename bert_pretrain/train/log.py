@@ -30,6 +30,7 @@ from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 
+Record = Mapping[str, Any]
 # A service that receives metrics: its functions to log metrics at a step, and to close it.
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 
@@ -38,11 +39,7 @@ class RunLog:
     """The log of one run; without a record, as on all ranks but the first, it does nothing."""
 
     def __init__(
-        self,
-        run: ResolvedRun,
-        start: Progress,
-        record: Mapping[str, Any] | None = None,
-        metrics_end: Mapping[str, Any] | None = None,
+        self, run: ResolvedRun, start: Progress, record: Record | None = None, metrics_end: Record | None = None
     ) -> None:
         """Start logging after `start`; `record` is the run's manifest; `metrics.jsonl` is cut back to `metrics_end`."""
         self._length, self._pairs = run.length, run.data.config.next_sentence
@@ -173,7 +170,7 @@ def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
 class MetricsFile:
     """The file `metrics.jsonl`: one JSON object per line, appended during the run."""
 
-    def __init__(self, path: Path, *, end: Mapping[str, Any] | None, diagnosis: Diagnosis | None = None) -> None:
+    def __init__(self, path: Path, *, end: Record | None, diagnosis: Diagnosis | None = None) -> None:
         """Open the file, truncate it to the position `end` (None: to nothing), and pass the rest to the diagnosis."""
         self._path, self._diagnosis = path, diagnosis or Diagnosis({})
         content = _read_until(path, end) if end is not None else b""
@@ -217,7 +214,7 @@ class MetricsFile:
         self._file.close()
 
 
-def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
+def _read_until(path: Path, position: Record) -> bytes:
     """Return the content of the file up to a position; return nothing if there is no file."""
     if not path.is_file():
         print(f"warning: {path} is missing; the metrics before this step are lost")

@@ -109,9 +109,11 @@ def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: 
 
 def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult]:
     """Return the metrics that have values in the format of the Hub, the MLM loss first."""
-    objective, loss = run.data.config.next_sentence, validation.get("validation_mlm_loss")
+    if (loss := validation.get("validation_mlm_loss")) is None:
+        return []
+    objective = run.data.config.next_sentence
     pair_task = {"nsp": "next sentence prediction", "sop": "sentence order prediction", "none": ""}[objective]
-    values = validation if loss is None else {**validation, "validation_mlm_perplexity": perplexity(loss)}
+    values = {**validation, "validation_mlm_perplexity": perplexity(loss)}
     return [
         EvalResult(
             task_type="fill-mask" if name.startswith("mlm") else "text-classification",
@@ -121,7 +123,7 @@ def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult
             metric_name=title.replace("NSP", objective.upper()), metric_value=values[f"validation_{name}"],
         )
         for title, name, metric in METRICS
-        if loss is not None and values.get(f"validation_{name}") is not None
+        if values.get(f"validation_{name}") is not None
     ]  # fmt: skip
 
 
