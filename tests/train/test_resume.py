@@ -150,15 +150,15 @@ def test_carry_optimizer_rejects_mismatches(
 def test_resume_is_bit_equal_with_scaled_embeddings(fit: Fit) -> None:
     config = {"model": {"initializer_range": 0.2}}
     run = fit(**config)
-    whole, checkpoint = final_tensors(run), run / "checkpoints" / "step-00000008"
-    assert 0.025 < whole["bert.embeddings.word_embeddings.weight"].square().mean().sqrt() <= 0.05
+    tensors, checkpoint = final_tensors(run), run / "checkpoints" / "step-00000008"
+    assert 0.025 < tensors["bert.embeddings.word_embeddings.weight"].square().mean().sqrt() <= 0.05
     assert json.loads((checkpoint / "training_state.json").read_text())["embedding_exponent"] == 2
     carried = fit("carried", init_from=checkpoint, carry_optimizer=True, **config)
     for name in ("checkpoints/step-00000012", "model"):
         shutil.rmtree(run / name)
     for again in (fit(**config), carried):
         ours = final_tensors(again)
-        assert all(torch.equal(ours[name], whole[name]) for name in whole if not name.startswith("interval"))
+        assert all(torch.equal(ours[name], tensors[name]) for name in tensors if not name.startswith("interval"))
 
 
 @pytest.mark.parametrize(("is_other_data", "batch_size"), [(True, 16), (False, 32)])

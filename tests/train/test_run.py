@@ -183,12 +183,12 @@ def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, t
     chosen = np.linspace(0, 23, 5, endpoint=False).astype(int)
     assert sum(batch.num_sequences for batch in few) == 5
     assert sum(batch.num_predictions for batch in few) == len(rows.take(chosen).masks.positions)
-    whole = list(evaluation_batches(data, "validation", 64, at_most=100))
-    assert sum(batch.num_sequences for batch in whole) == 23
+    full = list(evaluation_batches(data, "validation", 64, at_most=100))
+    assert sum(batch.num_sequences for batch in full) == 23
     ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
-    for number, batch in enumerate(whole):  # they take them in turns
+    for number, batch in enumerate(full):  # ranks take batches in turn
         assert torch.equal(ranks[number % 3][number // 3].input_ids, batch.input_ids)
-    assert sum(map(len, ranks)) == len(whole)
+    assert sum(map(len, ranks)) == len(full)
     runs = [train(tiny(eval_examples=size), data.path, tmp_path / str(size)).parent for size in (5, None)]
     losses = [[line["validation_mlm_loss"] for line in metrics(run, "validation_mlm_loss")] for run in runs]
     assert [a == b for a, b in zip(*losses, strict=True)] == [False, False, True]
