@@ -205,10 +205,10 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
     """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
-    from bert_pretrain.train.schedule import own_length
+    from bert_pretrain.train.schedule import run_length
 
     lengths = (
-        own_length(stage.train, DataFolder.open(folder).rows("train")).steps
+        run_length(stage.train, DataFolder.open(folder).rows("train")).steps
         for stage, folder in zip(stages, folders, strict=True)
     )
     own = [steps for steps in lengths if steps is not None]

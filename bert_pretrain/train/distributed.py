@@ -1,8 +1,7 @@
-"""Processes that train together, one a device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
+"""Data-parallel training, one process per device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
 
-DDP copies the model to every rank and averages gradients. The first rank writes, and broadcasts what it finds on disk.
-On CPU everything goes through gloo; on CUDA tensors go through NCCL, and what hosts say to one another still through
-gloo, so that agreeing on something never waits for a device.
+DDP copies the model to every rank and averages gradients. The first rank does all file access and broadcasts the
+results. On CUDA, device tensors use NCCL, and host tensors use gloo, so that ranks agree without waiting for a device.
 """
 
 import contextlib
@@ -21,27 +20,27 @@ from torch import Tensor, nn
 
 from bert_pretrain.errors import ConfigError, UserError
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=30)  # the first rank may verify a large checkpoint while the others wait
 
 
 @dataclass(frozen=True)
 class DistContext:
-    """This process among those that train together: its rank, and what ranks do together."""
+    """The rank of this process in its process group, and collective operations."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among those on this machine; the number of its device
+    local_rank: int = 0  # on this machine; the number of its device
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the first rank, the only one that writes."""
         return self.rank == 0
 
-    def run_on_main(self, function: Callable[[], Answer]) -> Answer:
-        """Run a function on the first rank and return its answer on all.
+    def run_on_main(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the first rank and return its result on all.
 
-        What the first rank finds wrong it says itself; the others leave without a word.
+        A `UserError` is raised on the first rank only; the others exit silently with code 2.
         """
         if self.size == 1:
             return function()
@@ -54,7 +53,7 @@ class DistContext:
         dist.broadcast_object_list(outcome, src=0, device=torch.device("cpu"))
         if outcome[1] is not None:
             raise outcome[1] if self.is_main else SystemExit(2)
-        return cast(Answer, outcome[0])
+        return cast(Result, outcome[0])
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks, computed in place."""
@@ -68,7 +67,7 @@ class DistContext:
         if self.is_main:
             yield
             return
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
             yield
 
 
@@ -76,62 +75,59 @@ SINGLE_PROCESS = DistContext()
 
 
 def init_distributed(device: str) -> DistContext:
-    """Return the context that `torchrun` has started this process in, after meeting the others; else one of one."""
+    """Join the process group of `torchrun`, if any, and return the context of this process."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     needed = names if dist.is_initialized() else (*names, "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in needed if name not in os.environ]:
-        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {', '.join(missing)} not set"
-        raise ConfigError(what, where="the environment", remedy="start by torchrun, set them, or unset WORLD_SIZE")
-    dist_context = DistContext(*(int(os.environ[name]) for name in names))
+        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} not set"
+        raise ConfigError(what, where="the environment", remedy="start with torchrun, set them, or unset WORLD_SIZE")
+    context = DistContext(*(int(os.environ[name]) for name in names))
     if not dist.is_initialized():
-        with_cuda = device != "cpu" and torch.cuda.is_available()
-        backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
-        store = _fresh_store(dist_context)
-        dist.init_process_group(
-            backend, store=store, rank=dist_context.rank, world_size=dist_context.size, timeout=TIMEOUT
-        )
-    return dist_context
+        backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
+        store = _store_of_this_start(context)
+        dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.size, timeout=TIMEOUT)
+    return context
 
 
-def _fresh_store(dist_context: DistContext) -> Any:
-    """Return the store through which the ranks find one another, without what ranks before a restart left there.
+def _store_of_this_start(context: DistContext) -> Any:
+    """Return a store for rendezvous, without entries of ranks from before a restart.
 
-    torchrun keeps one store over all restarts (torch 2.13), so a rank may find the address of one that is dead. Each
-    sends the first rank a fresh name, and gets the prefix of this round in reply; replies to dead ranks are never read.
+    torchrun keeps one store over all restarts (torch 2.13), so a rank may find the address of a dead one. Therefore
+    every rank sends the first one a unique name and gets a new prefix in reply. Dead ranks never read their replies.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and dist_context.is_main
-    stores: Any = dist  # it does not list the stores among what it exports
-    store = stores.TCPStore(address, port, dist_context.size, is_master=hosts, timeout=TIMEOUT)
-    own = uuid.uuid4().hex
-    if not dist_context.is_main:
-        store.set(f"greeting/{dist_context.rank}", own)
-        prefix = store.get(f"answer/{own}").decode()
-        store.set(f"{prefix}/{dist_context.rank}", "here")
+    hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and context.is_main
+    stores: Any = dist  # typed without its store classes
+    store = stores.TCPStore(address, port, context.size, is_master=hosts_store, timeout=TIMEOUT)
+    name = uuid.uuid4().hex
+    if not context.is_main:
+        store.set(f"greeting/{context.rank}", name)
+        prefix = store.get(f"answer/{name}").decode()
+        store.set(f"{prefix}/{context.rank}", "here")
         return stores.PrefixStore(prefix, store)
-    missing = set(range(1, dist_context.size))
+    missing = set(range(1, context.size))
     deadline = time.monotonic() + TIMEOUT.total_seconds()
     while missing:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"ranks {sorted(missing)} have not come within {TIMEOUT}")
+            raise TimeoutError(f"ranks {sorted(missing)} did not connect within {TIMEOUT}")
         for rank in missing:
             if store.check([f"greeting/{rank}"]):
-                store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", own)
-        missing = {rank for rank in missing if not store.check([f"{own}/{rank}"])}
+                store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", name)
+        missing = {rank for rank in missing if not store.check([f"{name}/{rank}"])}
         time.sleep(0.01)
-    return stores.PrefixStore(own, store)
+    return stores.PrefixStore(name, store)
 
 
 def shut_down(exit_code: int) -> None:
-    """End a process that has joined a process group; otherwise do nothing.
+    """Exit from a process that joined a process group; otherwise do nothing.
 
-    With gloo, going through the interpreter's own end aborts now and then, even after the group is destroyed.
+    With gloo, a normal exit of the interpreter sometimes aborts, even after the process group is destroyed.
     """
     if not dist.is_initialized():
         return
-    with contextlib.suppress(Exception):  # the others may be gone already
+    with contextlib.suppress(Exception):  # the other ranks may have exited
         dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -139,7 +135,7 @@ def shut_down(exit_code: int) -> None:
 
 
 def parallelize(losses: nn.Module, dist_context: DistContext) -> nn.Module:
-    """Return a module whose backward pass averages gradients over ranks: under DDP, or itself in a single process."""
+    """Wrap a module in DDP, which averages gradients over ranks; return it unchanged for a single process."""
     if dist_context.size == 1:
         return losses
     device = next(losses.parameters()).device
@@ -148,7 +144,7 @@ def parallelize(losses: nn.Module, dist_context: DistContext) -> nn.Module:
 
 
 def gradient_sync(network: nn.Module, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which gradients add up on this rank only, unless the backward pass is the last of a step."""
+    """Return a context in which only the last backward pass of a step averages gradients over ranks."""
     if isinstance(network, nn.parallel.DistributedDataParallel) and not is_last:
         return network.no_sync()
     return contextlib.nullcontext()

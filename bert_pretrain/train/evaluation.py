@@ -1,4 +1,4 @@
-"""Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
+"""Losses and accuracies on a split with its stored masks, which makes them a function of the weights."""
 
 import contextlib
 from collections.abc import Iterable
@@ -19,46 +19,42 @@ from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.packing import Batch
 
-WITHOUT_PAIRS = ("bert.embeddings", "bert.encoder", "cls.predictions")
-"""Names of the weights that a model of masked tokens alone has."""
+MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # all weights of a model without sentence pairs
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
-    """Return held-out metrics of a model folder on a data folder, losses in nats per token and per pair.
+    """Evaluate a model folder on a split of a data folder; losses are in nats per masked token and per pair.
 
-    Those of pairs, `nsp_loss` and `nsp_accuracy`, are of sentence order where the data asks for that, and absent where
-    examples are no pairs or the model has no head for them.
+    `nsp_loss` and `nsp_accuracy` are for sentence order if the data was made for it. They are absent if examples are
+    not pairs or the model has no next-sentence head.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()
     check_same_vocabulary(model, tokenizer, "MODEL")
     if not folder.rows(split):
-        raise DataError(
-            f"{data} has no examples in its split '{split}'",
-            where="--data",
-            remedy="make the data with a validation_fraction above 0",
-        )
+        what, remedy = f"{data} has no examples in its split '{split}'", "make it with data.validation_fraction above 0"
+        raise DataError(what, where="--data", remedy=remedy)
     if split == "train" and folder.config.masking == "dynamic":
         raise DataError(
-            "the training examples hold no masks; they are drawn in training",
+            "the training examples have no masks; dynamic masks are drawn during training",
             where=f"--data {data}",
             remedy="evaluate on the validation split",
         )
     device = hardware.choose_device(config.device)
     hardware.keep_freed_memory(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
-    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=WITHOUT_PAIRS)
+    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=MLM_WEIGHTS)
     network = loaded.model
-    # A model of masked tokens alone has no pooler and no next-sentence head.
     has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.fresh)
     if not has_pairs and folder.config.next_sentence != "none":
-        print(f"{model} has no next-sentence head, so masked tokens alone are evaluated")
+        print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
     check_rows(model, network.vocab_size, tokenizer, "MODEL")
     if network.config.max_position_embeddings < folder.max_seq_length:
         raise DataError(
-            f"the model has {network.config.max_position_embeddings} positions, the data up to {folder.max_seq_length}",
+            f"examples have up to {folder.max_seq_length} tokens, but the model has only "
+            f"{network.config.max_position_embeddings} positions",
             where=f"{model} and {data}",
-            remedy="evaluate on shorter data",
+            remedy="evaluate on data with a smaller data.max_seq_length",
         )
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
@@ -74,10 +70,7 @@ def evaluate_batches(
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate` for a model in memory; its mode (training or not) is left as it was.
-
-    `batches` are this rank's share of the split.
-    """
+    """Return the metrics of `evaluate` for `batches`, this rank's share of a split; keep the training mode."""
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
@@ -88,12 +81,11 @@ def evaluate_batches(
     ):
         for batch in ready:
             sums: LossSums = losses(batch)
-            metrics = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
-            totals += torch.stack([figure.to(totals.dtype) for figure in metrics])
+            totals += torch.stack([value.to(totals.dtype) for value in sums])
             num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
             counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
     losses.train(was_training)
-    mlm_loss, mlm_correct, nsp_loss, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
     examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
     return {
         "mlm_loss": mlm_loss / predictions,

@@ -1,76 +1,45 @@
-"""Floating-point operations of a step and of a device, for the utilisation (MFU).
+"""Floating-point operations of a training step and peak FLOP/s of a device, for the utilisation (MFU).
 
-Only real tokens count, forward and backward: 6 a weight and token for the layers, 12 · length · hidden a layer and
-token for attention, 6 a weight for the masked-language-model head at predicted tokens and for pooler and next-sentence
-head at sequence pairs. Padding, look-ups in embeddings and anything recomputed count as nothing.
+Forward and backward pass on real tokens: 6 per weight and token in the layers, 12 · length · hidden per token and layer
+in attention, 6 per weight and masked token in the MLM head, 6 per weight and pair in the pooler and next-sentence head.
+Padding, embedding look-ups and recomputation do not count.
 """
 
 import re
-from collections.abc import Iterable
 
 import torch
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.packing import GlobalBatch
 
+# Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture papers; a
+# number with sparsity is halved. The longest matching name applies.
 PEAK_BF16_FLOPS = {
-    # Dense tensor-core peaks in bf16 with sums in fp32, from NVIDIA's data sheets and architecture papers: half of a
-    # figure with sparsity, and those of fp16 before Ampere. The longest name that fits wins.
-    "GB300": 2500e12,
-    "GB200": 2500e12,
-    "B300": 2250e12,
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H800 PCIe": 756e12,
-    "H800": 989e12,
-    "H20": 148e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "A30": 165e12,
-    "A40": 149.7e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A6000": 154.8e12,
-    "RTX 6000 Ada": 364e12,
-    "RTX 5090": 209.5e12,
-    "RTX 4090": 165.2e12,
-    "RTX 3090": 71e12,
-    "V100S": 130e12,
-    "V100-PCIE": 112e12,
-    "V100": 125e12,
-    "T4": 65e12,
-}
-OTHER_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
-"""Words in the names of cards that contain a name of the table but have other peaks."""
+    "GB300": 2500e12, "GB200": 2500e12, "B300": 2250e12, "B200": 2250e12,
+    "GH200": 989e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12,
+    "A100": 312e12, "A800": 312e12, "A30": 165e12, "A40": 149.7e12, "A10G": 70e12, "A10": 125e12, "A6000": 154.8e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "RTX 6000 Ada": 364e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
+    "V100S": 130e12, "V100-PCIE": 112e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
+# Names with one of these words have other peaks, although they contain a name of the table.
+UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
 
 
 def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> float:
-    """Return the floating-point operations of one step over real tokens, forward and backward."""
+    """Return the floating-point operations of one training step."""
     return training_flops(
         model, vocab_size, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
     )
 
 
 def training_flops(
-    model: ModelConfig,
-    vocab_size: int,
-    tokens: float,
-    squared_lengths: float,
-    predictions: float,
-    pairs: float = 0.0,
+    model: ModelConfig, vocab_size: int, tokens: float, squared_lengths: float, predictions: float, pairs: float = 0.0
 ) -> float:
-    """Return the floating-point operations of training on these tokens, forward and backward.
+    """Return the floating-point operations of training on `tokens` tokens without padding.
 
-    `tokens` are real ones, `squared_lengths` is the sum of the squares of the sequences' lengths, and `pairs` counts
-    the sequences with a next-sentence label.
+    `squared_lengths` is the sum of the squared lengths of the sequences; `pairs` counts next-sentence labels.
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
@@ -83,7 +52,7 @@ def training_flops(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak of a known card in bf16 or fp16, else None."""
+    """Return the peak FLOP/s of a device in bf16 or fp16, or None if unknown."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     card = known_card(torch.cuda.get_device_name(device))
@@ -91,11 +60,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def known_card(name: str) -> str | None:
-    """Return the card of the table that PyTorch's name of a device says."""
-    known = [] if _named(OTHER_CARDS, name) else _named(PEAK_BF16_FLOPS, name)
-    return max(known, key=len, default=None)
+    """Return the card in `PEAK_BF16_FLOPS` for PyTorch's name of a device, or None."""
 
+    def occurs(card: str) -> bool:
+        return re.search(rf"\b{re.escape(card)}\b", name) is not None
 
-def _named(cards: Iterable[str], name: str) -> list[str]:
-    """Return the cards whose names occur in another as whole words."""
-    return [card for card in cards if re.search(rf"\b{re.escape(card)}\b", name)]
+    return None if any(map(occurs, UNKNOWN_CARDS)) else max(filter(occurs, PEAK_BF16_FLOPS), key=len, default=None)

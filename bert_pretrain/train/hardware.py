@@ -1,4 +1,4 @@
-"""Device, precision of matrix products, and the tokens of a micro-batch that fit."""
+"""Choose the device, the precision, compilation and the size of micro-batches, and estimate memory."""
 
 import ctypes
 import os
@@ -18,20 +18,17 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
+# With a hidden size of 128 on two cores, 4,096 to 16,384 were equally fast; the smallest needs the least memory.
 CPU_MICRO_BATCH_TOKENS = 4096
-"""On two cores 4,096 to 16,384 were equally fast at a hidden size of 128; the smallest takes the least memory."""
+# Limit of the activations that a micro-batch on CPU keeps for its backward pass; less would accumulate more often.
 CPU_ACTIVATION_BYTES = 3 * 2**29
-"""Bytes that a micro-batch on CPU may keep until its backward pass; smaller ones add up gradients more often."""
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
-_PADDED_COMPILES_FROM = "2.13"  # on CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried
-OPERATIONS_FUSED = 100
-"""How many the compiler may put into one kernel before it writes a result to memory; 30 by default."""
+OPERATIONS_FUSED = 100  # operations that Inductor may fuse into one kernel; its default is 30
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How matrix products run, and why."""
+    """The precision of matrix products, and the reason for it."""
 
     name: str
     reason: str
@@ -42,9 +39,9 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`; without a number, the rank's.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; without a number, that of the local rank.
 
-    Where each rank sees one card of its own, as with Slurm's `--gpus-per-task=1`, that is number 0 for all.
+    If every rank sees only one card, as with Slurm's `--gpus-per-task=1`, it is number 0 for all.
     """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,96 +51,96 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
     device = torch.device(setting)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
+            f"the device is '{setting}', but this machine has {torch.cuda.device_count()} CUDA devices",
             where="train.device, or --device",
-            remedy="set it to auto or cpu, or run where there is one",
+            remedy="set it to auto or cpu, or run on a machine with this device",
         )
     return device
 
 
 def describe_device(device: torch.device) -> str:
-    """Return a device in words, with what a reader should know of it."""
+    """Return the name of a device; for the CPU, with its threads and cores."""
     if device.type == "cpu":
         return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {cores.available_cores()} cores"
     return str(device)
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
+    """On CPU, let glibc reuse the memory of freed tensors, as PyTorch does on CUDA.
 
-    By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
-    Nothing is done without glibc, nor where the process is another program's, since it cannot be undone.
+    By default glibc maps new pages for every large tensor, which takes a third of a training step of BERT-Base. The
+    setting cannot be undone, so nothing changes if another program imports this package.
     """
     is_possible = cores.owns_process and device.type == "cpu" and sys.platform == "linux"
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never
-        mallopt(_M_TOP_PAD, 64 * 2**20)
+    if mallopt is not None:  # parameters from <malloc.h>
+        mallopt(-4, 0)  # M_MMAP_MAX: allocate on the heap
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never return memory to the system
+        mallopt(-2, 64 * 2**20)  # M_TOP_PAD: grow the heap in large steps
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
-    """Return the precision of a setting, and the reason for it in words."""
+    """Return the precision for a setting; `auto` takes bf16 if the device has instructions for it."""
     if setting != "auto":
         return Precision(setting, "as configured")
     if device.type == "cuda":
-        # Older cards emulate bf16 without tensor cores, slower than fp32.
+        # On older cards emulated bf16 is slower than fp32.
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Precision("bf16", "the card has it")
         return Precision("fp16", "the card has no bf16")
-    if found := cores.cpu_bf16_feature():
-        return Precision("bf16", f"the CPU has {found}")
+    if feature := cores.cpu_bf16_feature():
+        return Precision("bf16", f"the CPU has {feature}")
     return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
 
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
-    """Return whether layers are compiled, and the reason in words."""
-    if setting is True and attention == "padded" and torch.__version__ < _PADDED_COMPILES_FROM:
+    """Return whether to compile layers, and the reason as text."""
+    # Compiled on CPU, torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried.
+    if setting is True and attention == "padded" and torch.__version__ < "2.13":
         raise ConfigError(
-            f"torch {torch.__version__} compiles attention that pads to wrong gradients",
+            f"torch {torch.__version__} computes wrong gradients for compiled attention with padding",
             where="train.compile",
-            remedy=f"set it to auto or false, or install torch {_PADDED_COMPILES_FROM}",
+            remedy="set it to auto or false, or install torch 2.13",
         )
     if isinstance(setting, bool):
         return setting, "as configured"
     if device.type != "cuda":
-        return False, "of use on CUDA"
+        return False, "only useful on CUDA"
     if attention == "padded":
-        return False, "attention pads to the longest sequence, so shapes differ from batch to batch"
+        return False, "attention pads to the longest sequence, so shapes differ between batches"
     return True, "shapes are nearly the same in every batch"
 
 
 def compile_layers(
     model: BertForPreTraining, backend: str | Callable[..., Any] = "inductor", *, strict: bool = False
 ) -> None:
-    """Let the compiler make each layer's forward and backward pass, at its first call.
+    """Compile the forward and backward pass of each layer at its first call.
 
-    One is compiled for all, and for any number of tokens and sequences. (Inductor compiles a second time where the
-    tokens of a micro-batch cross some 5 million over the hidden size, below which it fuses less.) With `strict`, what
-    cannot be compiled whole is an error.
+    All layers share one graph, for any number of tokens and sequences. Inductor compiles it again when a micro-batch
+    first has more than about 5 million / hidden size tokens, where it fuses more. `strict` forbids graph breaks.
     """
     if cores.owns_process:
         from torch._inductor import config as inductor_config  # slow to import
 
-        # By default the compiler gives up after eight versions, splits a layer for DDP's buckets, which are far larger,
-        # and writes GELU's gradient out in fp32. A process that is another program's keeps its settings.
+        # By default the compiler gives up after eight versions, splits layers for DDP's buckets, which are far larger
+        # than a layer, and materialises GELU's gradient in fp32. Settings of another program's process do not change.
         torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
-        module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
+        module.forward = _with_dynamic_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
 
 
-def _of_any_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a compiled function that tells the compiler which dimension varies: the first of every input.
+def _with_dynamic_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Mark the first dimension of every input of a compiled function as dynamic.
 
-    Left to itself the compiler makes code for one length first, and for all others at the second; told that every
-    dimension may vary, it knows no width of a matrix.
+    Otherwise the compiler specialises on the first length and compiles again at the second. `dynamic=True` would also
+    make the widths of matrices unknown.
     """
 
     def marked(*inputs: Tensor | Layout) -> Tensor:
-        for given in inputs:
-            for tensor in (given,) if isinstance(given, Tensor) else (given.cu_seqlens, given.slots, given.mask):
+        for each in inputs:
+            for tensor in (each,) if isinstance(each, Tensor) else (each.cu_seqlens, each.slots, each.mask):
                 if tensor is not None:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return forward(*inputs)
@@ -159,70 +156,60 @@ def choose_micro_batch_tokens(
     dtype: torch.dtype,
     num_ranks: int = 1,
 ) -> int:
-    """Return the tokens that a micro-batch may hold, from the configuration or from what fits."""
+    """Return the maximum number of tokens of a micro-batch: the configured one, or as many as fit into memory."""
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
-    whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
+    batch_tokens = -(-config.global_batch_size // num_ranks) * max_seq_length
     kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept of freed tensors
-        # Weights that are there already are counted in the state.
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by PyTorch
+        # `_state_bytes` includes the weights, which may be on the device already.
         free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
-        room = USED_SHARE * (free - _state_bytes(config, model, dtype))
-        with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
-        fitting = int(min(with_logits, room / (kept + backward)))
+        used_share = 0.8  # the estimate is within 15 % of the peak, and memory is fragmented
+        room = used_share * (free - _state_bytes(config, model, dtype))
+        with_logits = (room - used_share * _logits_bytes(model, dtype)) / kept
+        max_tokens = int(min(with_logits, room / (kept + backward)))
     else:
-        fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
-    return max(max_seq_length, min(fitting, whole_batch))
-
-
-USED_SHARE = 0.8
-"""Share of the free memory for activations: the estimate is within 15 % of the peak, 25 % above it where layers are
-compiled, and blocks do not fill it."""
+        max_tokens = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
+    return max(max_seq_length, min(max_tokens, batch_tokens))
 
 
 def estimate_memory(
-    config: TrainConfig,
-    model: BertForPreTraining,
-    max_seq_length: int,
-    micro_batch_tokens: int,
-    *,
-    dtype: torch.dtype,
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, micro_batch_tokens: int, *, dtype: torch.dtype
 ) -> int:
-    """Estimate the bytes of a run on its device; in 16 bits, matrix products run on copies of the weights."""
+    """Estimate the peak memory of training on its device, in bytes."""
     kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
-    # A block of masked rows and the backward pass of a layer do not exist at once.
-    passing = max(_logits_bytes(model, dtype), backward * micro_batch_tokens)
-    return _state_bytes(config, model, dtype) + kept * micro_batch_tokens + passing
+    # The logits of a block and the backward pass of a layer do not exist at the same time.
+    temporary = max(_logits_bytes(model, dtype), backward * micro_batch_tokens)
+    return _state_bytes(config, model, dtype) + kept * micro_batch_tokens + temporary
 
 
 def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
-    """Return what weights, gradients and the optimizer's state take."""
-    moments = 0
-    for name, parameter in model.named_parameters():
-        moments += parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
+    """Return the bytes of weights, their copies in 16 bits, gradients and the optimizer state."""
+    moments = sum(
+        parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
+        for name, parameter in model.named_parameters()
+    )
     return moments + (8 + (2 if dtype.itemsize == 2 else 0)) * model.num_parameters
 
 
 def _logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
-    """Return what a block of masked rows takes.
-
-    Logits are in the precision of the product and twice in fp32, as is the gradient of the tied matrix.
-    """
+    """Return the bytes of the logits of a block of masked tokens and of the gradient of the tied matrix."""
+    # Both exist once in `dtype` and twice in fp32.
     return (dtype.itemsize + 8) * model.vocab_size * (BLOCK_ROWS + model.config.hidden_size)
 
 
 def activation_bytes_per_token(
     model: BertForPreTraining, max_seq_length: int, dtype: torch.dtype, checkpointing: bool = False
 ) -> tuple[int, int]:
-    """Return what a token leaves in memory until its backward pass, and what the backward pass of a layer adds.
+    """Return the bytes per token kept for the backward pass, and the bytes per token that one layer's backward adds.
 
-    A layer keeps, a token: what its normalisations are given, in fp32 (8 H); what its products are given, query,
-    key, value and the attention's projection (7 H values); the wide activations before and after GELU (2 I values); and
-    dropout masks (2 H). Attention that pads also keeps its padded context and a row of probabilities a head, with
-    dropout twice and with a mask. With checkpointing a layer keeps its input (H values), one at a time the rest.
-    Tests trace whole steps and hold the estimate against the peak.
+    A layer of hidden size H and intermediate size I keeps per token: the inputs of its layer norms in fp32 (8 H bytes);
+    inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU
+    (2 I values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and per head a row of
+    probabilities, which dropout doubles, with a mask. With activation checkpointing every layer keeps its input
+    (H values), and only one layer at a time the rest. The tests compare the estimate with traces of whole steps.
     """
     config, width = model.config, dtype.itemsize
     hidden = config.hidden_size
@@ -231,8 +218,8 @@ def activation_bytes_per_token(
     if model.attention_backend == "padded":
         row = 2 * width + 1 if config.attention_probs_dropout_prob > 0 else width
         layer += width * hidden + row * config.num_attention_heads * max_seq_length
-    ends = 8 * hidden  # the embeddings' sum, normalised, and the few masked positions in the head
-    backward = 10 * hidden  # the gradients of the hidden states and of a wide activation
+    ends = 8 * hidden  # the embeddings before and after layer norm, and the few masked positions in the head
+    backward = 10 * hidden  # the gradients of hidden states and of an intermediate activation
     if checkpointing:
         return config.num_hidden_layers * width * hidden + ends, layer + backward
     return config.num_hidden_layers * layer + ends, backward

@@ -1,6 +1,6 @@
-"""What a run is given, checked without torch: data, output, first weights and teacher, against the configuration.
+"""Check the inputs of a run against its configuration: data, output, initial weights and teacher.
 
-The command checks it before torch is imported, which takes seconds, so that most mistakes are reported within one.
+Nothing here imports torch, which takes seconds, so the command reports most mistakes within a second.
 """
 
 import importlib
@@ -14,8 +14,6 @@ from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import check_model, read_config
 
 TEACHER = "train.teacher"
-_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-"""Keys that may differ from those of an initial checkpoint: without dropout the network computes the same."""
 
 
 def check_inputs(
@@ -28,9 +26,9 @@ def check_inputs(
     overwrite: bool = False,
     verify: bool = False,
 ) -> tuple[Config, DataFolder]:
-    """Return the data, and the configuration with all of its section `model`.
+    """Open the data and complete the section `model` of the configuration; raise `UserError` if inputs do not fit.
 
-    What does not fit is refused, as far as names, sizes and headers tell, or with `verify` all bytes of the data.
+    Only names, sizes and headers are checked; `verify` also reads all bytes of the data.
     """
     folder = DataFolder.open(data, verify=verify)
     check_output(output, overwrite=overwrite)
@@ -39,7 +37,7 @@ def check_inputs(
         config = _with_model_of(config, init_from, carry_optimizer=carry_optimizer)
     elif carry_optimizer:
         raise ConfigError(
-            "there is no optimizer state to carry over",
+            "there is no checkpoint to take the optimizer state from",
             where="--carry-optimizer",
             remedy="add --init-from RUN/checkpoints/step-…",
         )
@@ -49,41 +47,42 @@ def check_inputs(
 
 
 def check_needs(train: TrainConfig) -> None:
-    """Check what a training needs besides its data: packages of trackers, and a teacher."""
+    """Check that the packages of the trackers are installed and that a local teacher can be read."""
     for tracker in train.trackers:
         with needs_extra(tracker, "its curves", where="train.trackers"):
             importlib.import_module(tracker)
-    if train.teacher is not None and Path(train.teacher).exists():  # else it is looked for on the Hub
+    if train.teacher is not None and Path(train.teacher).exists():  # otherwise it is a model on the Hub
         read_config(Path(train.teacher), TEACHER)
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
-    """Take from a model folder what the section `model` leaves open.
+    """Take the keys that the section `model` does not set from a model folder; the keys that it sets must agree.
 
-    There may be more positions than in the folder, unless the optimizer's state, which lacks them, is carried over.
+    There may be more positions than in the folder, unless the optimizer state is carried over, which has none for them.
     """
-    found, _ = read_config(init_from, "--init-from")
-    given = config.model.model_dump(exclude_unset=True)
-    model = found.model_copy(update=given)
-    has_more_positions = model.max_position_embeddings > found.max_position_embeddings
-    for key, value in given.items():
-        may_differ = key == "max_position_embeddings" and has_more_positions and not carry_optimizer
-        if key not in _FREE_OF_MODEL and value != getattr(found, key) and not may_differ:
+    old, _ = read_config(init_from, "--init-from")
+    set_keys = config.model.model_dump(exclude_unset=True)
+    model = old.model_copy(update=set_keys)
+    may_differ = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    if model.max_position_embeddings > old.max_position_embeddings and not carry_optimizer:
+        may_differ.add("max_position_embeddings")
+    for key, value in set_keys.items():
+        if key not in may_differ and value != getattr(old, key):
             raise ConfigError(
-                f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
+                f"{key} is {value}, but the weights in {init_from} have {getattr(old, key)}",
                 where=f"model.{key}",
-                remedy="leave the key out; what the section model does not give is taken from that folder",
+                remedy=f"remove the key; it is then taken from {init_from}",
             )
     return config.model_copy(update={"model": model})
 
 
 def _check_sizes(config: Config, folder: DataFolder) -> None:
-    """Refuse data that does not fit the model, the ranks or itself."""
+    """Check the data against the positions of the model and the global batch against the number of processes."""
     batch, num_ranks = config.train.global_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     if folder.max_seq_length > config.model.max_position_embeddings:
         raise ConfigError(
-            f"the data holds examples of up to {folder.max_seq_length} tokens, "
-            f"the model has {config.model.max_position_embeddings} positions",
+            f"examples have up to {folder.max_seq_length} tokens, but the model has only "
+            f"{config.model.max_position_embeddings} positions",
             where="model.max_position_embeddings",
             remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
         )

@@ -1,7 +1,7 @@
-"""What a run reports: metrics of each logging interval, to `metrics.jsonl`, the console, a progress bar and trackers.
+"""Write the metrics of each logging interval to `metrics.jsonl`, the console, the progress bar and trackers.
 
-Times are those of training steps, including the wait for data but neither evaluations nor checkpoints. Rates leave
-out the first step after a start, in which kernels are chosen or compiled.
+Times are those of training steps, including the wait for data but not evaluations and checkpoints. Rates leave out
+the first step after a start, in which kernels are chosen or compiled.
 """
 
 import datetime
@@ -30,26 +30,23 @@ from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 
+Record = Mapping[str, Any]
+# A service that receives metrics: its functions to log metrics at a step, and to close it.
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
-"""A service that receives metrics by step: how it logs some, and how it is closed."""
 
 
 class RunLog:
-    """The log of one run; without a record, on all ranks but the first, it shows and keeps nothing."""
+    """The log of one run; without a record, as on all ranks but the first, it does nothing."""
 
     def __init__(
-        self,
-        run: ResolvedRun,
-        start: Progress,
-        record: Mapping[str, Any] | None = None,
-        kept: Mapping[str, Any] | None = None,
+        self, run: ResolvedRun, start: Progress, record: Record | None = None, metrics_end: Record | None = None
     ) -> None:
-        """Show a run from `start` on; `metrics.jsonl` is cut back to the position `kept`."""
+        """Start logging after `start`; `record` is the run's manifest; `metrics.jsonl` is cut back to `metrics_end`."""
         self._length, self._pairs = run.length, run.data.config.next_sentence
         self._file, self._trackers = None, list[Tracker]()
-        self.newest: Mapping[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
+        self.newest: Mapping[str, dict[str, Any]] = {}  # the last line of `training` and of `validation`
         if record is not None:
-            self._file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
+            self._file = MetricsFile(run.output / "metrics.jsonl", end=metrics_end, diagnosis=Diagnosis(record))
             self.newest = self._file.newest
             for name in run.config.train.trackers:
                 open_tracker = _tensorboard if name == "tensorboard" else _weights_and_biases
@@ -62,11 +59,11 @@ class RunLog:
         self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
-        """Log the line of an interval."""
+        """Log the metrics of an interval; the first one warns of a long run."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
         if self._file is not None and "training" not in self.newest and self._length.steps is not None:
-            per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
-            if warning := too_long((self._length.steps - line["step"]) * per_step):
+            step_seconds = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
+            if warning := too_long((self._length.steps - line["step"]) * step_seconds):
                 tqdm.write(warning)
         self._write(line)
 
@@ -78,19 +75,18 @@ class RunLog:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Where `metrics.jsonl` ends now, for a checkpoint."""
+        """The present end of `metrics.jsonl`, for a checkpoint."""
         return self._file.position if self._file is not None else None
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             now = datetime.datetime.now().astimezone()
-            where = {"host": platform.node(), "job": os.environ.get("SLURM_JOB_ID")}
-            hints = self._file.write({**line, "time": now.isoformat("T", "seconds"), **where})
+            origin = {"time": now.isoformat("T", "seconds"), "host": platform.node()}
+            hints = self._file.write({**line, **origin, "job": os.environ.get("SLURM_JOB_ID")})
             for log, _ in self._trackers:
                 log(_grouped(line), line["step"])
-            shown = console_line(line, self._length.steps, self._pairs)
-            for text in (f"{now:%m-%d %H:%M:%S}  {shown}", *map(str, hints)):
-                tqdm.write(text)
+            text = f"{now:%m-%d %H:%M:%S}  {console_line(line, self._length.steps, self._pairs)}"
+            tqdm.write("\n".join([text, *map(str, hints)]))
 
     def close(self) -> None:
         self._bar.close()
@@ -101,7 +97,7 @@ class RunLog:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this run has held: tensors on a CUDA device, else the whole process."""
+    """Return the peak memory of this process: allocated by PyTorch on CUDA, resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -109,10 +105,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
+    """Return the line of `metrics.jsonl` for the interval that ends now; waits for the device.
 
-    Figures are means over the interval, without skipped steps. The `nsp_` metrics, also those of sentence order, are
-    None if examples are not pairs. `peak` is the FLOPs per second of all devices together, or None.
+    Metrics are means over the interval, without skipped steps. The `nsp_` metrics, which also cover sentence order, are
+    None if examples are not pairs. `peak` is the peak FLOP/s of all devices, or None if unknown.
     """
     progress, interval = state.progress, state.interval
     sums = StepSums.read(state.sums)
@@ -146,7 +142,7 @@ def _ratio(total: float, number: float) -> float | None:
 
 
 def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") -> str:
-    """Return a line of `metrics.jsonl` for the console, with units; `steps` is None where time ends the run."""
+    """Format a line of `metrics.jsonl` for the console; `steps` is None for a run with a time budget."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]
@@ -172,28 +168,28 @@ def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one JSON object per line, appended during the run."""
+    """The file `metrics.jsonl`: one JSON object per line, appended during the run."""
 
-    def __init__(self, path: Path, *, kept: Mapping[str, Any] | None, diagnosis: Diagnosis | None = None) -> None:
-        """Open the file and truncate it to the position `kept`, or to nothing; the diagnosis reads the lines kept."""
+    def __init__(self, path: Path, *, end: Record | None, diagnosis: Diagnosis | None = None) -> None:
+        """Open the file, truncate it to the position `end` (None: to nothing), and pass the rest to the diagnosis."""
         self._path, self._diagnosis = path, diagnosis or Diagnosis({})
-        content = _read_until(path, kept) if kept is not None else b""
+        content = _read_until(path, end) if end is not None else b""
         write_text(path, content.decode())
         self._file = path.open("a", encoding="utf-8")
         self._digest, self._bytes = hashlib.sha256(content), len(content)
-        self.newest: dict[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
+        self.newest: dict[str, dict[str, Any]] = {}  # the last line of `training` and of `validation`
         for line in content.decode().splitlines():
             self._note(parse_json(line))
 
     @property
     def position(self) -> dict[str, Any]:
-        """The size and SHA-256 of the file, which is on disk now."""
+        """The size and SHA-256 of the file, after flushing it to disk."""
         self._check_in_place()
         os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def write(self, line: dict[str, Any]) -> list[Hint]:
-        """Append one line, flush it, and return its hints; numbers that are not finite become null."""
+        """Append one line, with null for non-finite numbers, and return its hints."""
         self._check_in_place()
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -218,23 +214,23 @@ class MetricsFile:
         self._file.close()
 
 
-def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
-    """Return the content of the file up to a position, nothing where there is no file."""
+def _read_until(path: Path, position: Record) -> bytes:
+    """Return the content of the file up to a position; return nothing if there is no file."""
     if not path.is_file():
-        print(f"{path} is missing; the metrics before this step are lost")
+        print(f"warning: {path} is missing; the metrics before this step are lost")
         return b""
     content = path.read_bytes()[: position["bytes"]]
     if hashlib.sha256(content).hexdigest() != position["sha256"]:
         raise DataError(
-            f"{path.name} is damaged: up to the checkpoint it does not hold what was written",
+            f"{path.name} is damaged: its lines up to the checkpoint were changed",
             where=str(path),
-            remedy="restore it from a copy, or remove it: the run then continues without the metrics so far",
+            remedy="restore it from a copy, or remove it to continue without the metrics so far",
         )
     return content
 
 
 def _grouped(line: dict[str, Any]) -> dict[str, float]:
-    """Return a line's numbers under names that trackers sort into `train/` and `validation/`; nulls are left out."""
+    """Return the numbers of a line under names in the groups `train/` and `validation/`, without nulls."""
     group = "validation" if "validation_mlm_loss" in line else "train"
     return {
         f"{group}/{name.removeprefix('validation_')}": float(value)
@@ -247,7 +243,7 @@ def _tensorboard(run: Path, _config: dict[str, Any], step: int) -> Tracker:
     """Write event files to `RUN/tensorboard`."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # `purge_step` hides what was logged after the checkpoint from which the run resumes.
+    # `purge_step` hides metrics that were logged after the checkpoint from which the run resumes.
     writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
 
     def log(metrics: dict[str, float], step: int) -> None:
@@ -258,14 +254,14 @@ def _tensorboard(run: Path, _config: dict[str, Any], step: int) -> Tracker:
 
 
 def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracker:
-    """Log to the project `bert-pretrain`, or to what the environment (`WANDB_PROJECT`) names."""
+    """Log to Weights & Biases, in the project of `WANDB_PROJECT`."""
     import wandb
 
-    # The same folder is the same run, whichever process continues it.
+    # A resumed run, with the same folder, continues the same wandb run.
     identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
     try:
         session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
-    except Exception as error:  # it raises errors of its own
-        remedy = "run 'wandb login', set WANDB_MODE=offline, or leave it out"
+    except Exception as error:  # wandb has many error types
+        remedy = "run 'wandb login', set WANDB_MODE=offline, or remove wandb from train.trackers"
         raise ConfigError(f"wandb does not start: {error}", where="train.trackers", remedy=remedy) from error
     return lambda metrics, step: session.log(metrics, step=step), session.finish

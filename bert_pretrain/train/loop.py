@@ -1,6 +1,6 @@
-"""The training loop: one `fit`, which says when to step, log, evaluate and save, and stops cleanly when told to.
+"""The training loop: step, log, evaluate and save until the run ends or a signal stops it.
 
-Its clock counts the time of the steps and of all of the run, and what a time budget keeps back for after the last step.
+`Clock` measures the time of steps and of the run, and the time that a time budget reserves for the end of the run.
 """
 
 import contextlib
@@ -26,9 +26,8 @@ from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
 
-TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
-MAX_SKIPPED_IN_A_ROW = 30
-"""More than a loss scale of fp16 needs to come down from its start to 1; after that, waiting does not help."""
+# Evaluates all examples of the validation split (True) or a part; returns None without a validation split.
+Evaluate = Callable[[bool], dict[str, float] | None]
 
 
 def fit(
@@ -36,16 +35,14 @@ def fit(
     state: TrainState,
     data: TrainingData,
     log: RunLog,
-    measure: Callable[[bool], dict[str, float] | None],
+    evaluate: Evaluate,
     checkpoints: CheckpointWriter,
     *,
     evaluate_first: bool,
 ) -> None:
-    """Train from the state's step to the end of the run, and put the last checkpoint on disk.
+    """Train from the state's step to the end of the run and save the last checkpoint.
 
-    The state is changed in place. `measure` returns the metrics of the held-out split, or of a part unless it must be
-    whole, if there is one. After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1
-    saves a checkpoint.
+    The state changes in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one and raise `Interrupted`.
     """
     config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
@@ -54,13 +51,13 @@ def fit(
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
         SignalRequests() as signals,
-        _own_random_state(run.device),
+        _fork_rng(run.device),
     ):
         if evaluate_first:
-            _evaluate(run, clock, log, progress.step, measure, whole=False)
+            _evaluate(run, clock, log, progress.step, evaluate, all_examples=False)
         now = clock.boundary(signals.take())
         if progress.step and run.length.is_over(progress.step, now.seconds, now.reserve):
-            _evaluate_end(run, clock, log, progress.step, measure)
+            _evaluate_end(run, clock, log, progress.step, evaluate)
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
             batch = _next_batch(batches, progress.step, checkpoints)
@@ -68,7 +65,7 @@ def fit(
             try:
                 _step(run, state, batch, progress.step, rate, graphs)
             except DoesNotFit as error:
-                _make_room(run, data, graphs, error)
+                _free_memory(run, data, graphs, error)
                 batches.close()
                 batches.start(data.batches(progress.step, run.length.steps))
                 continue
@@ -81,13 +78,13 @@ def fit(
             )
             eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve)
             if log_due or eval_due or save_due or clock.is_first_step:
-                _wait_for(run.device)  # so that evaluating and saving are not timed as training
+                _synchronize(run.device)  # so that the time of evaluating and saving does not include training
             clock.end_step(state, batch, batches.last_wait_seconds)
             log.advance(progress)
             if log_due:
                 _log(run, state, log, checkpoints, rate, data.epoch(progress.step))
             if eval_due:
-                _evaluate(run, clock, log, progress.step, measure, whole=is_last)
+                _evaluate(run, clock, log, progress.step, evaluate, all_examples=is_last)
             if save_due or now.signal_number:
                 _save(run, clock, checkpoints, now.signal_number, is_last=is_last)
         checkpoints.wait()
@@ -95,9 +92,10 @@ def fit(
 
 
 def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: CheckpointWriter) -> GlobalBatch:
+    """Return the next batch; on an error, such as a damaged shard, save a checkpoint first."""
     try:
         return next(batches)
-    except Exception:  # such as a damaged shard: the steps so far are kept
+    except Exception:
         if step:
             checkpoints.save()
             checkpoints.wait()
@@ -105,7 +103,8 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
 
 
 def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
-    # Ranks talk within a step; and a layer that is computed again sets the generator back, which a graph cannot.
+    # Several ranks communicate within a step, and activation checkpointing resets the random generator. A CUDA graph
+    # can do neither.
     is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
     return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
 
@@ -121,49 +120,38 @@ def _step(
 
 
 def _evaluate(
-    run: ResolvedRun,
-    clock: "Clock",
-    log: RunLog,
-    step: int,
-    measure: Callable[[bool], dict[str, float] | None],
-    *,
-    whole: bool,
+    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate, *, all_examples: bool
 ) -> None:
     begin = time.perf_counter()
-    metrics = measure(whole)
+    metrics = evaluate(all_examples)
     log.validation(step, metrics)
-    if metrics is not None:  # the last evaluation is of all examples
+    if metrics is not None:  # the last evaluation uses all examples
         seconds = time.perf_counter() - begin
         clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
 
 
-def _evaluate_end(
-    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, measure: Callable[[bool], dict[str, float] | None]
-) -> None:
-    """Evaluate the whole split for a run that has no step left, unless its last session has done so."""
-
-    def is_done() -> bool:
-        line = log.newest.get("validation", {})
-        return (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
-
-    if not run.dist_context.run_on_main(is_done):
-        _evaluate(run, clock, log, step, measure, whole=True)
+def _evaluate_end(run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate) -> None:
+    """Evaluate all examples for a run that has no step left, unless `metrics.jsonl` ends with such an evaluation."""
+    line = log.newest.get("validation", {})  # empty on all ranks but the first
+    is_done = (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
+    if not run.dist_context.run_on_main(lambda: is_done):
+        _evaluate(run, clock, log, step, evaluate, all_examples=True)
 
 
 def _log(
     run: ResolvedRun, state: TrainState, log: RunLog, checkpoints: CheckpointWriter, rate: float, epoch: float
 ) -> None:
-    """Read what the steps since the last line have measured; raises where gradients stay non-finite."""
+    """Log the metrics since the last line; raise `UserError` if the gradients stay non-finite."""
     checkpoints.check()
-    skipped = state.sums[-1]
-    if skipped >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
+    skipped = state.sums[-1]  # the same on all ranks
+    if skipped >= 30:  # waits for the device; more halvings than a loss scale needs from its start to 1
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
-        # Seed and step fix the batch and the dropout masks, so the checkpoint is all that computes the step again.
+        # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
         raise UserError(
             f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
             where=f"step {state.progress.step}; the state is saved in {checkpoint}",
-            remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
+            remedy="lower train.peak_lr, or check the data; the same command retries from that checkpoint",
         )
     log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
     state.start_interval()
@@ -172,83 +160,81 @@ def _log(
 def _save(
     run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool
 ) -> None:
-    """Begin to write a checkpoint; raises where a signal asked to stop, once checkpoint and status are on disk."""
+    """Start writing a checkpoint; after a stop signal, wait for it, write the status and raise `Interrupted`."""
     begin = time.perf_counter()
     checkpoint = checkpoints.save()
     clock.reserve("save", time.perf_counter() - begin)
-    # At the end training waits for it, and for the final model, which is smaller.
+    # At the end, training waits for the last checkpoint and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
         text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
-        reason = Interrupted(128 + signal_number, text)  # as a shell reports a process that a signal has ended
+        reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
 
         def complete() -> None:
             checkpoints.wait()
             write_status(run.output, reason.exit_code, reason.message)
 
-        run.dist_context.run_on_main(complete)  # all wait: torchrun and Slurm end the others as soon as one has left
+        run.dist_context.run_on_main(complete)  # all ranks wait: torchrun and Slurm kill the others once one exits
         raise reason
 
 
-def _make_room(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
-    """Give back the memory of CUDA graphs, or halve the micro-batches; several ranks would have to agree on that."""
-    if graphs is not None and graphs.drop():
-        torch.cuda.empty_cache()
-        return
-    if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
-        raise ConfigError(
-            f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
-            where="train.micro_batch_tokens",
-            remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
-        ) from error
-    data.halve_micro_batches()
+def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
+    """Drop the CUDA graphs or, without any, halve the micro-batches, on one rank only: ranks would have to agree."""
+    if graphs is None or not graphs.drop():
+        if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
+            raise ConfigError(
+                f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
+                where="train.micro_batch_tokens",
+                remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
+            ) from error
+        data.halve_micro_batches()
+        print(f"out of memory: micro-batches have at most {data.micro_batch_tokens:,} tokens from now on")
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-    print(f"memory does not suffice: micro-batches of {data.micro_batch_tokens:,} tokens from now on")
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
-    """Return the median seconds of a few steps of a state that will be thrown away.
+    """Return the median seconds of a few steps, which change the state.
 
-    The first, in which kernels are chosen or compiled, counts only where a minute is over after it.
+    The first step, in which kernels are chosen or compiled, does not count unless it takes more than a minute.
     """
     times: list[float] = []
     graphs = _step_graphs(run, state)
     state.network.train()
-    with _own_random_state(run.device):
-        while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):
+    with _fork_rng(run.device):
+        while len(times) < 4 and (run.dist_context.size > 1 or sum(times) < 60.0):
             batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
             try:
                 _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
             except DoesNotFit as error:
-                _make_room(run, data, graphs, error)
+                _free_memory(run, data, graphs, error)
                 continue
-            _wait_for(run.device)
+            _synchronize(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _own_random_state(device: torch.device) -> Any:
-    """Return a context in which dropout may seed torch's generators; they are restored after it."""
+def _fork_rng(device: torch.device) -> Any:
+    """Return a context that restores PyTorch's generators, which dropout seeds, on exit."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 class Boundary(NamedTuple):
-    """The state that all ranks agree on between two steps."""
+    """The values that all ranks agree on between two steps."""
 
-    signal_number: int  # the signal to obey, or 0: one to stop, or SIGUSR1 to save
-    seconds: float  # that the run has taken
-    reserve: float  # seconds that one more step, the last evaluation and the last checkpoint will take at most
+    signal_number: int  # a stop signal, SIGUSR1 to save, or 0
+    seconds: float  # since the start of the run
+    reserve: float  # the longest time of one more step, the last evaluation and the last checkpoint
 
 
 class Clock:
-    """Counts the time of a run; the largest of all ranks' values decides, and nobody waits for it."""
+    """Measures the time of a run; several ranks agree on their maximum without waiting for one another."""
 
     def __init__(self, progress: Progress, dist_context: DistContext) -> None:
         self.is_first_step = True
@@ -258,19 +244,20 @@ class Clock:
         self._sent: tuple[Any, Tensor] | None = None
 
     def read(self) -> float:
-        """Return the seconds that the run has taken, and note them in its progress."""
+        """Return the seconds since the start of the run, and store them in its progress."""
         self._progress.wall_seconds = time.perf_counter() - self._start
         return self._progress.wall_seconds
 
     def boundary(self, signal_number: int) -> Boundary:
-        """Send what this rank knows, and return what all of them knew: the largest of each.
+        """Return the maximum over all ranks of the signal number, the seconds and the reserve.
 
-        Beyond the first, with several ranks, it is what was sent at the boundary before, which has arrived meanwhile.
+        With several ranks, it returns the values sent at the previous boundary, except at the first: they have arrived
+        by now, so no rank waits.
         """
-        own = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
+        local = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
         if self._dist_context.size == 1:
-            return Boundary(*own)
-        values = torch.tensor(own, dtype=torch.float64)
+            return Boundary(*local)
+        values = torch.tensor(local, dtype=torch.float64)
         now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
         work, agreed = self._sent or now
         work.wait()
@@ -278,25 +265,23 @@ class Clock:
         return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
 
     def start_step(self) -> None:
-        """Note that a step begins, its wait for data included."""
         self._step_start = time.perf_counter()
 
     def end_step(self, state: TrainState, batch: GlobalBatch, waited_seconds: float) -> None:
-        """Count the time of a step; of the first one, in which kernels are chosen or compiled, for the total only."""
+        """Add the time of a step; the first, in which kernels are chosen or compiled, only counts for the total."""
         seconds = time.perf_counter() - self._step_start
         self._progress.elapsed_seconds += seconds
         if not self.is_first_step:
             state.count_time(batch, seconds, waited_seconds)
-            # Steps differ: what one took lately is the better guess for the last one than the longest of days.
-            self.reserve("step", seconds, fading=0.9)
+            # One step may hang: recent steps predict the last one better than the longest step of the run.
+            self.reserve("step", seconds, decay=0.9)
         self.is_first_step = False
 
-    def reserve(self, what: str, seconds: float, fading: float = 1.0) -> None:
-        """Keep back the seconds that something will take once more at the end: the longest, perhaps fading."""
+    def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
+        """Update the time that a time budget reserves for an activity at the end: the longest, which may decay."""
         longest = self._progress.longest_seconds
-        longest[what] = max(seconds, fading * longest.get(what, 0.0))
+        longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
 
     def close(self) -> None:
-        """Wait for a message that is still under way."""
         if self._sent is not None:
             self._sent[0].wait()

@@ -1,4 +1,4 @@
-"""The configuration resolved for this machine and data, with the identity of the run and where it resumes."""
+"""Resolve a configuration for this machine and data, and find where a run resumes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +24,8 @@ from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
 from bert_pretrain.train.schedule import Length, duration
 
-# What may change between two commands for the same run; everything else of the section is compared.
-FREE_SETTINGS = {
+# Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
+CHANGEABLE_KEYS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
     "activation_checkpointing", "log_every", "eval_every", "eval_examples", "save_every", "keep_checkpoints",
     "trackers",
@@ -33,14 +33,14 @@ FREE_SETTINGS = {
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",
     "sop": "masked tokens and sentence order (in metrics.jsonl by the names of next sentence)",
-    "none": "masked tokens alone; pooler and next-sentence head stay untrained",
+    "none": "masked tokens only; pooler and next-sentence head are not trained",
 }
-MASKING = {"static": "stored in the data", "dynamic": "drawn again in every epoch"}
+MASKING = {"static": "stored in the data", "dynamic": "drawn in every epoch"}
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every choice made: what its configuration comes to on this machine and for this data."""
+    """A run with every choice made for this machine and data."""
 
     config: Config
     data: DataFolder
@@ -57,30 +57,30 @@ class ResolvedRun:
     compiled_reason: str
     dist_context: DistContext
     num_parameters: int
-    micro_batch_tokens: int  # at most; training continues with fewer where they do not fit
-    identity: dict[str, Any]  # all that changes the weights this run will write, as JSON values
-    extension: Extension | None = None  # how the data's vocabulary extends that of `init_from`, if that has one
-    carried: Checkpoint | None = None  # `init_from`, where the optimizer's state and the step are carried over
+    micro_batch_tokens: int  # a maximum, which is halved if memory runs out
+    identity: dict[str, Any]  # everything that affects the resulting weights, as JSON values
+    extension: Extension | None = None  # the tokens that the data's vocabulary adds to that of `init_from`
+    carried: Checkpoint | None = None  # `init_from`, if its optimizer state and step are carried over
 
     @property
     def peak_flops(self) -> float | None:
-        """Peak FLOP/s of all devices in this precision; None where unknown."""
-        one = flops.peak_flops(self.device, self.precision.dtype)
-        return None if one is None else one * self.dist_context.size
+        """Peak FLOP/s of all devices in this precision; None if unknown."""
+        per_device = flops.peak_flops(self.device, self.precision.dtype)
+        return None if per_device is None else per_device * self.dist_context.size
 
     def pretraining(self, tokens: int) -> dict[str, Any]:
-        """Return what `config.json` says of the training after `tokens` tokens."""
+        """Return the description of this training for `config.json`, after `tokens` tokens."""
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Whether an eighth of a time budget ends between two steps, and an evaluation, by default, costs little."""
-        seconds, is_default = self.length.seconds, self.config.train.eval_every == DEFAULT_EVAL_EVERY
-        if seconds is None or not is_default or reserve > 0.02 * seconds:
+        """Return whether to evaluate: by default after every eighth of a time budget, if that takes little of it."""
+        seconds = self.length.seconds
+        if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
             return False
         return int(8 * before / seconds) < int(8 * now / seconds)
 
     def learning_rate(self, step: int, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the update after `step` finished ones, `seconds` into the run."""
+        """Return the learning rate of the update after `step` finished ones and `seconds`."""
         if self.length.steps is not None:
             return schedule.learning_rate(self.config.train, step, self.length.steps)
         return schedule.learning_rate_by_clock(self.config.train, step, seconds, (self.length.seconds or 0.0) - reserve)
@@ -95,15 +95,15 @@ def resolve_run(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
 ) -> ResolvedRun:
-    """Make the choices that a configuration leaves open, after `check_inputs`."""
+    """Make the choices that a configuration leaves open; its inputs have passed `check_inputs`."""
     train, tokenizer = config.train, data.tokenizer()
-    length = schedule.own_length(train, data.rows("train"))
-    train.check_warmup(None if length.steps is None else schedule.spanned_steps(train, length.steps))
+    length = schedule.run_length(train, data.rows("train"))
+    train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
     extension, carried = None, None
     if init_from is not None:
         check_model(init_from, "--init-from")
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
-        carried = _carried(config, init_from, length, extension) if carry_optimizer else None
+        carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
     teacher = None if train.teacher is None else model_folder(train.teacher, TEACHER)
     if teacher is not None:
         check_model(teacher, TEACHER)
@@ -112,21 +112,21 @@ def resolve_run(
     device = hardware.choose_device(train.device, dist_context.local_rank)
     hardware.keep_freed_memory(device)
     precision = hardware.choose_precision(train.precision, device)
-    attention, reason = dist_context.run_on_main(
+    attention, attention_reason = dist_context.run_on_main(
         lambda: choose_attention(
             train.attention, device, precision.dtype,
             hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
             dropout_rate=config.model.attention_probs_dropout_prob,
-            longest=None if train.compile is False else data.max_seq_length,  # compiled steps have one longest length
+            longest=None if train.compile is False else data.max_seq_length,  # compiled steps have a fixed maximum
         )
     )  # fmt: skip
-    compiled, why = hardware.choose_compile(train.compile, device, attention)
+    compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
         train, model, data.max_seq_length, device, precision.dtype, dist_context.size
     )
-    settings = train.model_dump(mode="json", exclude=FREE_SETTINGS | {"teacher"})
+    settings = train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
     identity = {
         "model": config.model.model_dump(mode="json"),
         "train": {**settings, "precision": precision.name},
@@ -137,23 +137,24 @@ def resolve_run(
         "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
     }
     return ResolvedRun(
-        config, data, tokenizer, output, init_from, teacher, length, device, precision, attention, reason, compiled,
-        why, dist_context, model.num_parameters, dist_context.run_on_main(lambda: tokens), identity, extension, carried,
+        config, data, tokenizer, output, init_from, teacher, length, device, precision, attention, attention_reason,
+        compiled, compiled_reason, dist_context, model.num_parameters,
+        dist_context.run_on_main(lambda: tokens), identity, extension, carried,
     )  # fmt: skip
 
 
-def _carried(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
-    """Open the checkpoint that `--init-from` names, and refuse an optimizer's state that does not fit the run."""
-    checkpoint, wanted = open_checkpoint(init_from, "--init-from"), config.train.optimizer
-    optimizer = checkpoint.record[PRETRAINING]["optimizer"]
+def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
+    """Open the checkpoint of `--carry-optimizer`; raise `ConfigError` if its optimizer state does not fit the run."""
+    checkpoint = open_checkpoint(init_from, "--init-from")
+    old, new = checkpoint.record[PRETRAINING]["optimizer"], config.train.optimizer
     if length.is_over(checkpoint.step, 0.0):
-        what = f"the run would end at step {length.steps}, the checkpoint is at step {checkpoint.step}"
-        where, remedy = "train.max_steps", "count the steps of all phases together"
-    elif optimizer != wanted:
-        what = f"the optimizer of that run was {optimizer}, this run's is {wanted}"
-        where, remedy = "train.optimizer", f"set it to {optimizer}"
+        what = f"the run would end at step {length.steps}, but the checkpoint is at step {checkpoint.step}"
+        where, remedy = "train.max_steps", "set it to the sum of the steps of all phases"
+    elif old != new:
+        what = f"the optimizer is {new}, but the checkpoint's is {old}"
+        where, remedy = "train.optimizer", f"set it to {old}"
     elif extension is not None and extension.pieces:
-        what = f"the data's vocabulary has {len(extension.pieces)} new tokens, which the optimizer's state lacks"
+        what = f"the optimizer state lacks {len(extension.pieces)} new tokens of the data's vocabulary"
         where, remedy = "--carry-optimizer", "make data with that model's vocabulary"
     else:
         return checkpoint
@@ -161,12 +162,12 @@ def _carried(config: Config, init_from: Path, length: Length, extension: Extensi
 
 
 def describe(run: ResolvedRun) -> str:
-    """Return, for users, what will be done, and every value that was derived."""
+    """Return the settings of a run as text, including every derived value."""
     config, data, size = run.config, run.data, run.dist_context.size
     mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
+    evaluated = f"{held_out:,} held out" if held_out else "no validation split, so no evaluation"
     return "\n".join((
-        f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, "
-        + (f"{held_out:,} held out" if held_out else "no validation split, so nothing is evaluated"),
+        f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
         f"model      {run.num_parameters:,} parameters",
         f"device     {hardware.describe_device(run.device)}",
@@ -182,13 +183,13 @@ def describe(run: ResolvedRun) -> str:
 
 
 def _describe_length(run: ResolvedRun) -> str:
-    train, length, carried = run.config.train, run.length, 0 if run.carried is None else run.carried.step
+    train, length, steps_done = run.config.train, run.length, 0 if run.carried is None else run.carried.step
     if length.steps is None:
         return f"{length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    spanned = schedule.spanned_steps(train, length.steps)
+    spanned = schedule.schedule_steps(train, length.steps)
     return (
-        f"{length}{f', {carried:,} of them done before' if carried else ''}, "
-        f"{(length.steps - carried) * train.global_batch_size / run.data.rows('train'):.2f} epochs, "
+        f"{length}{f', {steps_done:,} of them done before' if steps_done else ''}, "
+        f"{(length.steps - steps_done) * train.global_batch_size / run.data.rows('train'):.2f} epochs, "
         f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
         + (f" over {spanned:,} steps" if spanned > length.steps else "")
     )
@@ -197,11 +198,8 @@ def _describe_length(run: ResolvedRun) -> str:
 def find_progress(
     run: ResolvedRun, progress: manifest.Progress, *, resume: bool, changes: bool
 ) -> tuple[bool, Checkpoint | None]:
-    """Return whether a run has nothing left to do and, if it has, the checkpoint from which it continues.
-
-    With `changes` leftovers are removed, and a finished run is opened again; without, for a dry run, nothing changes.
-    """
-    folder, wanted = run.output / "checkpoints", run.length
+    """Return whether a run is finished and, if not, its newest checkpoint; a dry run is without `changes`."""
+    folder, length = run.output / "checkpoints", run.length
     is_complete = progress is manifest.Progress.COMPLETE
     if is_complete and _is_up_to_date(run):
         return True, None
@@ -216,26 +214,26 @@ def find_progress(
     latest = newest_checkpoint(folder, changes=changes)
     if latest is None and is_complete:
         raise OutputError(
-            "the finished run has no checkpoint from which it could continue",
+            "the finished run has no checkpoint to continue from",
             where=str(folder),
-            remedy="restore one from a copy, or name another --output, with --init-from for the weights",
+            remedy="restore one from a copy, or name another --output and take the weights with --init-from",
         )
-    if latest is not None and wanted.steps is not None and latest.step > wanted.steps:
-        raise _too_short(wanted, latest.step, 0.0)
+    if latest is not None and length.steps is not None and latest.step > length.steps:
+        raise _too_short(length, latest.step, 0.0)
     if is_complete and changes:
         manifest.reopen(run.output)
     return False, latest
 
 
 def _is_up_to_date(run: ResolvedRun) -> bool:
-    """Whether a finished run is as long as asked, and its model whole; says what is to be done."""
-    found, wanted, model = read_json(run.output / manifest.MANIFEST), run.length, run.output / "model"
-    step, seconds = int(found["progress"]["step"]), float(found["progress"]["wall_seconds"])
-    was = Length(**found["length"])
-    if was != wanted and wanted.steps != step:
-        if wanted.is_over(step, seconds):
-            raise _too_short(wanted, step, seconds)
-        print(f"the run is extended from {was} to {wanted}")
+    """Return whether a finished run has the required length and an intact model; print the result."""
+    record, length, model = read_json(run.output / manifest.MANIFEST), run.length, run.output / "model"
+    step, seconds = int(record["progress"]["step"]), float(record["progress"]["wall_seconds"])
+    old_length = Length(**record["length"])
+    if old_length != length and length.steps != step:
+        if length.is_over(step, seconds):
+            raise _too_short(length, step, seconds)
+        print(f"the run is extended from {old_length} to {length}")
         return False
     if damage := damage_of_model(model):
         print(f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint")
@@ -244,32 +242,29 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
     return True
 
 
-def _too_short(wanted: Length, step: int, seconds: float) -> ConfigError:
-    if wanted.steps is None:
-        where, asked, done = "train.time_budget", str(wanted), duration(seconds)
-    else:
-        where, asked, done = "train.max_steps", f"step {wanted.steps}", f"step {step}"
-    remedy = "ask for more, or name another --output"
-    return ConfigError(f"the run would end at {asked}, but it is at {done} already", where=where, remedy=remedy)
+def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
+    key, done = ("time_budget", duration(seconds)) if length.steps is None else ("max_steps", f"step {step}")
+    what = f"the run would end after {length}, but it is at {done} already"
+    return ConfigError(what, where=f"train.{key}", remedy="increase it, or name another --output")
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
-    """Return a run with the micro-batches of its checkpoint, which decide the last bits, where they fit."""
-    before = int(latest.record["micro_batch_tokens"])
+    """Return the run with the micro-batch size of its checkpoint, which affects rounding, if it fits this device."""
+    old_tokens = int(latest.record["micro_batch_tokens"])
     if run.config.train.micro_batch_tokens != "auto":
         return run
-    if run.device.type == "cuda" and run.micro_batch_tokens < 0.9 * before:  # free memory varies a little
-        print(f"micro-batches of {before:,} tokens, as before, do not fit here: now {run.micro_batch_tokens:,}")
+    if run.device.type == "cuda" and run.micro_batch_tokens < 0.9 * old_tokens:  # free memory varies a little
+        print(f"the earlier micro-batches of {old_tokens:,} tokens do not fit here: now {run.micro_batch_tokens:,}")
         return run
-    return replace(run, micro_batch_tokens=before)
+    return replace(run, micro_batch_tokens=old_tokens)
 
 
 def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
-    """Return, for users, where a run resumes and what has changed."""
-    was, text = latest.record, f"continues from step {latest.step}, {latest.path}"
-    if (length := Length(**was["length"])) != run.length:
-        text += f"\nthe schedule is recomputed: {length} -> {run.length}"
+    """Return the step from which a run resumes and the changed settings, as text."""
+    record, text = latest.record, f"continues from step {latest.step}, {latest.path}"
+    if (old_length := Length(**record["length"])) != run.length:
+        text += f"\nthe schedule is recomputed: {old_length} -> {run.length}"
     for name, now in (("threads", torch.get_num_threads()), ("ranks", run.dist_context.size)):
-        if was[name] != now:
-            text += f"\n{name} {was[name]} -> {now}: the result may differ in the last bits"
+        if record[name] != now:
+            text += f"\n{name} {record[name]} -> {now}: the result may differ in the last bits"
     return text

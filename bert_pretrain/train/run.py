@@ -1,7 +1,7 @@
-"""Stage 3, `train`: a data folder in, a run folder out.
+"""Stage 3, `train`: train a BERT on a data folder and write a run folder.
 
-The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/` and, at the end, `model/`; every
-checkpoint and `model/` open in `transformers` as they are. The same command again continues or finds it done.
+The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/` and, at the end, `model/`. Every
+checkpoint and `model/` load in `transformers`. The same command resumes a run, or reports that it is up to date.
 """
 
 import contextlib
@@ -25,23 +25,16 @@ from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_batches
+from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.model_card import draw_beside_card, model_card
+from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.resolved import (
-    ResolvedRun,
-    describe,
-    describe_resume,
-    find_progress,
-    resolve_run,
-    resumed,
-)
+from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
 from bert_pretrain.train.schedule import duration, too_long
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
@@ -62,15 +55,15 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Under `torchrun` this is one of several processes. `data` is a folder, or an opened one where `check_inputs` has
-    returned it with `config`. `init_from` is any BERT folder; with `carry_optimizer` a checkpoint of ours, which also
-    gives optimizer state and step. A `dry_run` only says what would be done, and the time; `corpus_tokens` are those of
-    the text that `data` is a sample of. After SIGINT or SIGTERM it raises `Interrupted`, with a checkpoint on disk.
+    Under `torchrun`, every process calls this. `data` is a path, or the folder that `check_inputs` returned with
+    `config`. `init_from` is any BERT folder; with `carry_optimizer` it is a checkpoint of this package, and training
+    continues its step and optimizer state. A `dry_run` only prints the plan and the time; `corpus_tokens` is the size
+    of the full corpus if `data` is a sample. SIGINT and SIGTERM raise `Interrupted` after a checkpoint is saved.
     """
     dist_context = distributed.init_distributed(config.train.device)
-    with dist_context.only_main_prints(), contextlib.ExitStack() as held:
+    with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
         if config.phases:
-            print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
+            print("the section 'phases' is only for 'bert-pretrain run'; 'train' uses the section 'train'")
             config = config.model_copy(update={"phases": ()})
         if isinstance(data, Path):
             config, data = check_inputs(
@@ -84,7 +77,7 @@ def train(
             if dry_run:
                 progress = manifest.would_claim(output, "run", run.identity, overwrite=overwrite)
                 return (False, None) if overwrite else find_progress(run, progress, resume=resume, changes=False)
-            held.enter_context(exclusive(output))
+            locks.enter_context(exclusive(output))
             progress = manifest.claim(output, "run", run.identity, overwrite=overwrite)
             return find_progress(run, progress, resume=resume, changes=True)
 
@@ -98,26 +91,27 @@ def train(
 
 
 def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
-    """Train to the end and complete the run folder."""
+    """Train to the end and write the final model and manifest."""
     state = _prepare(run, latest)
     data = _training_data(run, state)
-    is_main, record = run.dist_context.is_main, _record(run)
+    is_main, record = run.dist_context.is_main, _manifest_record(run)
     if is_main:
         write_text(run.output / "config.yaml", dump_yaml(run.config))
         manifest.note(run.output, record)
-    kept = None if latest is None else latest.record["metrics"]
-    with contextlib.closing(RunLog(run, state.progress, record if is_main else None, kept)) as log:
+    metrics_end = None if latest is None else latest.record["metrics"]
+    with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
 
-        def measure(whole: bool) -> dict[str, float] | None:
+        def evaluate(all_examples: bool) -> dict[str, float] | None:
             if not run.data.rows("validation"):
                 return None
+            at_most = None if all_examples else run.config.train.eval_examples
             batches = evaluation_batches(
-                run.data, "validation", data.micro_batch_tokens, None if whole else run.config.train.eval_examples,
+                run.data, "validation", data.micro_batch_tokens, at_most,
                 static_shapes=run.compiled, rank=run.dist_context.rank, num_ranks=run.dist_context.size,
             )  # fmt: skip
             return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
-        def describe() -> tuple[dict[str, Any], str]:
+        def checkpoint_record() -> tuple[dict[str, Any], str]:
             about = {
                 "length": asdict(run.length),
                 "micro_batch_tokens": data.micro_batch_tokens,
@@ -129,17 +123,16 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
                 PRETRAINING: run.pretraining(state.progress.tokens),
                 "metrics": log.position,
             }
-            return about, model_card(
-                run, state.progress, log.newest.get("validation"), model=state.model, is_final=False
-            )
+            validation = log.newest.get("validation")
+            return about, model_card(run, state.progress, validation, model=state.model, is_final=False)
 
         checkpoints = CheckpointWriter(
             run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
-            describe if is_main else None,
+            checkpoint_record if is_main else None,
         )  # fmt: skip
         try:
-            fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
-        except Exception:  # the checkpoint under way must not be lost after any error
+            fit(run, state, data, log, evaluate, checkpoints, evaluate_first=latest is None)
+        except Exception:  # let the writer finish the checkpoint that it is writing
             with contextlib.suppress(Exception):
                 checkpoints.wait()
             raise
@@ -148,26 +141,26 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
-    """Say what the run would do and how long it would take."""
+    """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest, corpus_tokens)
     seconds = time_steps(run, state, _training_data(run, state))
     if run.length.steps is not None:
         left = run.length.steps - state.progress.step
-        time = f"{duration(left * seconds)} for {left:,} steps"
+        time, warning = f"{duration(left * seconds)} for {left:,} steps", too_long(left * seconds)
     else:
-        time = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps"
+        time, warning = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps", ""
     print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
-    if run.length.steps is not None and (warning := too_long(left * seconds)):
+    if warning:
         print(warning)
 
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> TrainState:
-    """Describe the run, and return the state to begin with."""
+    """Print the settings of the run and return its initial or restored state."""
     model = _make_model(run, latest)
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
-    weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
-    if run.init_from is None and (hint := too_large(weights, tokens)):
+    num_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
+    if run.init_from is None and (hint := too_large(num_weights, tokens)):
         print(hint)
     losses = PretrainingLoss(model, compiled=run.compiled)
     if run.compiled:
@@ -184,7 +177,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
-    """Build the model with weights from the run's checkpoint, `--init-from`, the teacher, or drawn from the seed."""
+    """Build the model, with weights from the checkpoint, `--init-from` or the teacher, or random from the seed."""
     train, extension = run.config.train, run.extension
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
     if latest is not None:
@@ -194,35 +187,35 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         print(f"weights from {run.init_from}")
         if extension is not None and (new := len(extension.pieces)):
             print(
-                f"the data's vocabulary extends that model's by {new:,} tokens, {extension.num_in_slots:,} in unused "
-                f"slots and {new - extension.num_in_slots:,} at the end; their rows begin as the mean of their old "
-                "pieces'"
+                f"the vocabulary of the data adds {new:,} tokens to that model's, {extension.num_in_slots:,} in unused "
+                f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
+                "token's old pieces"
             )
-        for names, what in ((fresh, "not there, initialised from the seed"), (unused, "there, but not used here")):
+        for names, text in ((fresh, "missing, initialised from the seed"), (unused, "present, but not used")):
             if names:
-                print(f"  {what}: {', '.join(names)}")
+                print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
         if train.init != "normal":
             start_positional_heads(model, train.seed)
         if train.init == "word_vectors":
             embeddings, std = model.embeddings.word_embeddings.weight, run.config.model.initializer_range
-            number = start_word_vectors(embeddings, run.data, run.tokenizer, std, train.seed)
-            print(f"word embeddings of {number:,} tokens from counts of their neighbours")
+            num_tokens = start_word_vectors(embeddings, run.data, run.tokenizer, std, train.seed)
+            print(f"word embeddings of {num_tokens:,} tokens from counts of their neighbours")
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
         if run.teacher is not None:
-            teacher = load_model(run.teacher, required=WITHOUT_PAIRS, flag=TEACHER).model
-            print(f"first weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
-    if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
+            teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
+            print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
+    if run.data.config.next_sentence == "none":  # the loss does not depend on these two
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
     model.encoder.activation_checkpointing = train.activation_checkpointing
     return model.to(run.device)
 
 
-def _record(run: ResolvedRun) -> dict[str, Any]:
-    """Return what the manifest of a run says from its beginning on: all that hints need besides the metrics."""
+def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
+    """Return the part of the manifest that is known at the start; hints need it in addition to the metrics."""
     data = run.data
     return {
         "length": asdict(run.length),
@@ -245,42 +238,37 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
+    train, progress = run.config.train, state.progress
     return TrainingData(
-        run.data,
-        seed=run.config.train.seed,
-        global_batch_size=run.config.train.global_batch_size,
-        micro_batch_tokens=run.micro_batch_tokens,
-        first_step=state.progress.step,
-        first_example=state.progress.examples - state.progress.examples_before,
-        rank=run.dist_context.rank,
-        num_ranks=run.dist_context.size,
-        static_shapes=run.compiled,
-    )
+        run.data, seed=train.seed, global_batch_size=train.global_batch_size, micro_batch_tokens=run.micro_batch_tokens,
+        first_step=progress.step, first_example=progress.examples - progress.examples_before,
+        rank=run.dist_context.rank, num_ranks=run.dist_context.size, static_shapes=run.compiled,
+    )  # fmt: skip
 
 
 def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
-    """Write the final model and, last of all, the manifest with the final metrics."""
+    """Write the final model and then the manifest with the final metrics."""
     try:
         metrics = read_metrics(run.output)
-    except DataError as error:  # must not cost the model
-        print(f"no curves and no check of what was learned: {error}")
+    except DataError as error:  # damaged metrics must not prevent writing the model
+        print(f"skipped the curves and the check for learning: {error}")
         metrics = []
     warning = nothing_learned(record, metrics)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
-        drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
+        has_curves = bool(metrics) and draw_curves(run.output, record, metrics, temporary)
+        validation = log.newest.get("validation")
         card = model_card(
-            run, state.progress, log.newest.get("validation"),
-            model=state.model, is_final=True, has_curves=drawn, warning=warning,
-        )  # fmt: skip
+            run, state.progress, validation, model=state.model, is_final=True, has_curves=has_curves, warning=warning
+        )
         write_text(temporary / CARD, card)
     body = {
         **record,
         "progress": asdict(state.progress),
         "metrics": log.position,
         "training": log.newest.get("training"),
-        "validation": log.newest.get("validation"),
+        "validation": validation,
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,

@@ -1,17 +1,16 @@
-"""How long a run is, and its learning rate at every step: pure functions of configuration, step and clock."""
+"""The length of a run and its learning rate: pure functions of the configuration, the step and the clock."""
 
 import math
 from dataclasses import dataclass
 
 from bert_pretrain.config import TrainConfig
 
-WSD_DECAY_SHARE = 0.1
-"""Share of the run in which `wsd` decays; MiniCPM (Hu et al., 2024, section 4) found a tenth to be enough."""
+WSD_DECAY_SHARE = 0.1  # share of the run in which `wsd` decays, from MiniCPM (Hu et al., 2024, section 4)
 
 
 @dataclass(frozen=True)
 class Length:
-    """Where a run ends: at a step, or when its time is up. One of the two is None."""
+    """Length of a run, in steps or in seconds; the other is None."""
 
     steps: int | None
     seconds: float | None = None
@@ -20,17 +19,14 @@ class Length:
         return f"{self.steps:,} steps" if self.steps is not None else duration(self.seconds or 0.0)
 
     def is_over(self, step: int, seconds: float, reserve: float = 0.0) -> bool:
-        """Whether a run ends after this number of steps and seconds.
-
-        `reserve` is the time that what comes after the last step will take.
-        """
+        """Return whether a run ends now; `reserve` is the number of seconds needed after the last step."""
         if self.steps is not None:
             return step >= self.steps
         return self.seconds is not None and seconds + reserve >= self.seconds
 
 
-def own_length(config: TrainConfig, num_rows: int) -> Length:
-    """Return the length of a run over `num_rows` examples, or of one of several phases, which share one schedule."""
+def run_length(config: TrainConfig, num_rows: int) -> Length:
+    """Return the length of a run, or of one phase, over `num_rows` examples."""
     if config.time_budget is not None:
         return Length(None, config.time_budget)
     if config.max_epochs is not None:
@@ -38,23 +34,23 @@ def own_length(config: TrainConfig, num_rows: int) -> Length:
     return Length(config.planned_steps)
 
 
-def spanned_steps(config: TrainConfig, steps: int) -> int:
-    """Return the steps that the schedule of a run of `steps` spans: more than its own where phases share one."""
+def schedule_steps(config: TrainConfig, steps: int) -> int:
+    """Return the length of the learning rate schedule, which is longer than `steps` if several phases share it."""
     return max(steps, config.schedule_steps or 0)
 
 
 def warmup_steps(config: TrainConfig, steps: int) -> int:
-    """Return the steps of warm-up under a schedule that spans `steps`."""
+    """Return the warm-up steps of a schedule of `steps`."""
     return config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of the update that follows `step` finished ones, in a run of `steps`.
+    """Return the learning rate of the update after `step` finished ones, in a run of `steps`.
 
-    The warm-up ends at `peak_lr`; `linear` and `cosine` fall from there to 0 at `steps`; `wsd` stays and then falls
-    linearly. The first update already moves: it has 1/warm-up of the peak, not 0.
+    It rises linearly to `peak_lr`, from 1/warm-up of it, not from 0. Then `linear` and `cosine` fall to 0 at `steps`;
+    `wsd` is constant, then falls linearly.
     """
-    steps = spanned_steps(config, steps)
+    steps = schedule_steps(config, steps)
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup
@@ -64,12 +60,12 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
-    """Return the learning rate of the update after `step` others, `seconds` into a run whose last step ends at `end`.
+    """Return the learning rate after `step` steps and `seconds`, in a run whose last step ends at `end` seconds.
 
-    The same shapes as by steps, with the same share of warm-up.
+    The schedule has the same shape as by steps.
     """
     warmup = config.warmup_ratio * end
-    # A mean step further, as the first update by steps has 1/warm-up; nothing is known before the first.
+    # One mean step further, since the first update by steps has 1/warm-up, not 0. Before the first step, assume 1 %.
     mean_step = seconds / step if step else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     left = max(end - max(seconds, warmup), 0.0)
@@ -77,7 +73,7 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
 
 
 def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
-    """Return the share of the peak with `left` of `total` to go after the warm-up, in steps or in seconds."""
+    """Return the share of the peak with `left` of `total` steps or seconds to go after the warm-up."""
     remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
     if schedule == "linear":
         return remaining
@@ -87,7 +83,7 @@ def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: `2d 3h`, `1h 05m`, `2m 03s`, `4.5s`."""
+    """Format a time as `2d 3h`, `1h 05m`, `2m 03s` or `4.5s`."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -99,7 +95,10 @@ def duration(seconds: float) -> str:
 
 
 def too_long(seconds: float) -> str:
-    """Return a warning of a training of more than a day, "" for a shorter one."""
+    """Return a warning if training takes more than a day, else ""."""
     if seconds <= 86400:
         return ""
-    return f"warning: this takes {duration(seconds)}\n  hint: --time limits it; 'run auto' plans a model for a time"
+    return (
+        f"warning: training takes {duration(seconds)}\n"
+        "  hint: limit it with --time, or let 'run auto' plan a model for a time"
+    )

@@ -1,4 +1,4 @@
-"""The complete state of a run: what a checkpoint saves and a resumed run continues from."""
+"""The complete state of a run: saved in a checkpoint, and restored on resume."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,24 +16,23 @@ from bert_pretrain.train.step import LossScale, StepSums
 class Progress:
     step: int = 0
     examples: int = 0
-    examples_before: int = 0  # of these, examples of other data, which a run carried over was trained on
+    examples_before: int = 0  # the part of `examples` that comes from other data, before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
-    wall_seconds: float = 0.0  # from start to end of the training loop, everything included; what a time budget counts
-    longest_seconds: dict[str, float] = field(default_factory=dict)
-    """Longest step, evaluation and save so far; a time budget reserves this time for the end of a run."""
+    wall_seconds: float = 0.0  # in the training loop, everything included; what a time budget limits
+    longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves these
 
 
 @dataclass
 class IntervalCounts:
-    """What the host knows of the steps since the last log line.
+    """Counts of the host since the last log line.
 
-    Rates come from the timed steps: all but the first after a start, in which kernels are chosen or compiled.
+    The `timed_` fields leave out the first step after a start, in which kernels are chosen or compiled.
     """
 
     steps: int = 0
-    own_tokens: int = 0  # of this rank
-    attended_slots: int = 0  # places that attention computed on this rank; equal to `own_tokens` where it does not pad
+    own_tokens: int = 0  # on this rank
+    attended_slots: int = 0  # positions that attention computes on this rank; equal to `own_tokens` without padding
     timed_examples: int = 0
     timed_tokens: int = 0
     timed_flops: float = 0.0
@@ -43,10 +42,10 @@ class IntervalCounts:
 
 @dataclass
 class TrainState:
-    """Everything that changes during a run."""
+    """Holds everything that changes during a run."""
 
     model: BertForPreTraining
-    network: nn.Module  # the model and its losses as `distributed.parallelize` made them: what a step runs
+    network: nn.Module  # the model with its losses, wrapped by `distributed.parallelize`
     optimizers: Optimizers
     loss_scale: LossScale | None  # None unless the precision is fp16
     sums: Tensor  # (10,): `StepSums` since the last log line
@@ -62,11 +61,11 @@ class TrainState:
 
     @property
     def losses(self) -> nn.Module:
-        """The model and its losses without the part that talks to other ranks after a backward pass."""
+        """The model with its losses, without the DDP wrapper."""
         return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
 
     def count(self, batch: GlobalBatch) -> None:
-        """Note a step that has been computed."""
+        """Count a finished step."""
         self.progress.step += 1
         self.progress.examples += batch.num_sequences
         self.progress.tokens += batch.num_tokens
@@ -78,7 +77,7 @@ class TrainState:
             self.interval.attended_slots += sequences * micro.max_seqlen if pads else packed
 
     def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
-        """Note how long a step took, if its time is typical."""
+        """Count the time of a step for the rates of the interval."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens
         self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size)
@@ -86,22 +85,22 @@ class TrainState:
         self.interval.waited_seconds += waited_seconds
 
     def start_interval(self) -> None:
-        self.sums[:-1].zero_()  # the count of steps skipped in a row is kept
+        self.sums[:-1].zero_()  # the last one, steps skipped in a row, continues
         self.interval = IntervalCounts()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors but the weights, where they are, by names that know no order of parameters."""
+        """Return all tensors except the weights, on their device, under names independent of parameter order."""
         tensors = {"interval/sums": self.sums}
         for name, parameter in self.model.named_parameters():
             for optimizer in self.optimizers:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"optimizer/{name}/{key}"] = value
         if self.loss_scale is not None:
-            tensors |= {f"loss_scale/{name}": getattr(self.loss_scale, name) for name in ("scale", "good_steps")}
+            tensors |= {f"loss_scale/{name}": tensor for name, tensor in vars(self.loss_scale).items()}
         return tensors
 
     def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
-        """Take back what `tensors` gave, or the optimizers' state alone, from copies on the CPU."""
+        """Load a copy of `tensors()` from the CPU, or only the optimizers' part of it."""
         states: dict[Tensor, dict[Tensor, Any]] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()
@@ -111,7 +110,7 @@ class TrainState:
             name, _, key = rest.rpartition("/")
             if kind == "optimizer":
                 parameter = self.model.get_parameter(name)
-                # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
+                # Copy: safetensors may return a view of the mapped file, which may be deleted with its checkpoint.
                 states[parameter][parameter][key] = tensor.to(parameter.device, copy=True)
             elif kind == "interval" and not only_optimizers:
                 self.sums.copy_(tensor)

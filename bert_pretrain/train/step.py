@@ -1,7 +1,7 @@
 """One optimizer step: the only place that touches gradients.
 
-Nothing here waits for the device: whether the gradients are finite is decided there, a step that is not is skipped
-there, and all metrics are added to a tensor there, read when a log line is due.
+Nothing here waits for the device. The check for non-finite gradients, the skip of such a step and the sums of the
+metrics all stay on the device, and the sums are read only when a log line is due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,25 +18,22 @@ from bert_pretrain.train.loss import LossSums
 from bert_pretrain.train.optimizers import Optimizers, update
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
-LOSS_SCALE_START = 2.0**16
-LOSS_SCALE_GROWTH_STEPS = 2000  # both as in Micikevicius et al. (2018) and PyTorch's own scaler
+LOSS_SCALE_GROWTH_STEPS = 2000
 
 
 @dataclass
 class LossScale:
-    """The factor of an fp16 loss, so that small gradients do not vanish; halved when they overflow."""
+    """Dynamic loss scaling for fp16, with the constants of `torch.amp.GradScaler` (Micikevicius et al., 2018)."""
 
     scale: Tensor  # () float32
-    good_steps: Tensor  # () int32: since it last changed
+    good_steps: Tensor  # () int32, steps without an overflow since the scale last changed
 
     @staticmethod
     def start(device: torch.device) -> "LossScale":
-        return LossScale(
-            torch.tensor(LOSS_SCALE_START, device=device), torch.tensor(0, dtype=torch.int32, device=device)
-        )
+        return LossScale(torch.tensor(2.0**16, device=device), torch.tensor(0, dtype=torch.int32, device=device))
 
     def update(self, overflowed: Tensor) -> None:
-        """Halve the scale after an overflow, double it after many steps without one."""
+        """Halve the scale after an overflow; double it after `LOSS_SCALE_GROWTH_STEPS` steps without one."""
         good_steps = torch.where(overflowed, 0, self.good_steps + 1)
         grows = good_steps >= LOSS_SCALE_GROWTH_STEPS
         self.scale.mul_(torch.where(overflowed, 0.5, torch.where(grows, 2.0, 1.0)))
@@ -47,11 +44,11 @@ Value = TypeVar("Value", Tensor, float)
 
 
 class DoesNotFit(Exception):
-    """A micro-batch needs more memory than the device has; nothing but gradients has changed."""
+    """Raised when a micro-batch needs more memory than the device has; only gradients have changed by then."""
 
 
 class StepSums(NamedTuple, Generic[Value]):
-    """The metrics of one step, or their sums since the last log line: on the device one tensor, (10,)."""
+    """Metrics of one step, or their sums since the last log line; on the device they are one tensor, (10,)."""
 
     mlm_loss: Value
     nsp_loss: Value
@@ -62,16 +59,16 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    skipped_in_a_row: Value  # up to now, also over intervals
+    skipped_in_a_row: Value  # up to now, not reset by a log line
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
-        """Return the empty sums, (10,); in float64 counts are exact."""
+        """Return empty sums, (10,), in float64, in which counts are exact."""
         return torch.zeros(len(StepSums._fields), dtype=torch.float64, device=device)
 
     @staticmethod
     def read(sums: Tensor) -> "StepSums[float]":
-        """Read the sums, which waits for the device."""
+        """Copy the sums to the host, which waits for the device."""
         return StepSums(*sums.tolist())
 
 
@@ -90,12 +87,12 @@ def train_step(
     dist_context: DistContext = SINGLE_PROCESS,
     graphs: StepGraphs | None = None,
 ) -> None:
-    """Update the weights by one global batch, and add its metrics to `sums` (see `StepSums`).
+    """Update the weights with one global batch and add its metrics to `sums`, (10,), see `StepSums`.
 
-    `network` is what `distributed.parallelize` made of a `PretrainingLoss`, `batch` this rank's share. `sums`, (10,),
-    are the same on all ranks; a skipped step adds nothing but itself. `step` counts the finished ones; with `seed` and
-    the number of the micro-batch among those of all ranks it fixes every dropout mask. `max_grad_norm` is a 2-norm.
-    With `graphs`, a step of one micro-batch is launched at once where it can be.
+    `network` is a `PretrainingLoss` wrapped by `distributed.parallelize`; `batch` is this rank's share. The sums are
+    the same on all ranks; a skipped step only adds to the counts of skipped steps. `step` is the number of finished
+    steps: `seed`, `step` and the index of a micro-batch over all ranks determine its dropout masks. `max_grad_norm`
+    bounds the 2-norm. `graphs`, if given, runs a step of one micro-batch as a CUDA graph where possible.
     """
 
     def seeded() -> Iterator[Batch]:
@@ -111,17 +108,17 @@ def train_step(
             network, micro_batches, len(batch.micro_batches), counts, dtype, loss_scale, dist_context
         )
         norm = _clip(network, max_grad_norm, loss_scale)
-        measured = _measured(parts, counts, norm, dist_context)
-        finite = torch.stack(measured).isfinite().all()
-        update(optimizers, rate, ~finite)
+        metrics = _step_metrics(parts, counts, norm, dist_context)
+        is_finite = torch.stack(metrics).isfinite().all()
+        update(optimizers, rate, ~is_finite)
         if loss_scale is not None:
-            loss_scale.update(~finite)
-        _add(sums, measured, finite)
+            loss_scale.update(~is_finite)
+        _add_metrics(sums, metrics, is_finite)
 
-    metrics = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
-    if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), metrics):
+    changed = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
+    if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), changed):
         return
-    # Filled in on the device; `torch.tensor` would copy there, and wait.
+    # `new_full` fills on the device; `torch.tensor` would copy from the host, and wait.
     counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
     compute(seeded(), torch.stack(counts), learning_rate)
     if graphs is not None:
@@ -131,22 +128,22 @@ def train_step(
 def _add_gradients(
     network: nn.Module,
     micro_batches: Iterable[Batch],
-    number: int,
+    num_micro_batches: int,
     counts: Tensor,
     dtype: torch.dtype,
     loss_scale: LossScale | None,
     dist_context: DistContext,
 ) -> list[LossSums]:
-    """Add up the gradients of `number` micro-batches; `counts`, (2,), of predictions and pairs divide their losses."""
+    """Accumulate gradients over micro-batches; losses are divided by `counts`, (2,), of predictions and pairs."""
     num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
-    # DDP takes the mean of the ranks' gradients; each rank's loss is a share of a sum.
+    # DDP averages gradients over ranks, but each rank's loss is a share of a sum.
     scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
     parts: list[LossSums] = []
-    # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
-    # The backward pass is outside it, in a region within, after which the casts are still there.
+    # One autocast region covers all micro-batches, so that each weight is cast once a step (once per micro-batch where
+    # layers are compiled). A disabled inner region around the backward pass keeps the cache of casts.
     with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
         for micro_batch in micro_batches:
-            with gradient_sync(network, is_last=len(parts) == number - 1):
+            with gradient_sync(network, is_last=len(parts) == num_micro_batches - 1):
                 try:
                     part: LossSums = network(micro_batch)
                     loss = part.mean(num_predictions, num_pairs) * scale
@@ -159,13 +156,12 @@ def _add_gradients(
 
 
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
-    """Divide the gradients by the scale of the loss and clip them; returns their 2-norm before clipping."""
+    """Undo loss scaling and clip the gradients; return their unscaled 2-norm before clipping."""
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if loss_scale is not None:
         norm = norm / loss_scale.scale
-    # Weights of the same step for the same seed and any scale; a norm of 0 must not divide.
-    factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 avoids a division by 0
     if loss_scale is not None:
         factor = factor / loss_scale.scale
     torch._foreach_mul_(gradients, factor)
@@ -173,11 +169,10 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 
 @torch.no_grad()
-def _measured(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
+def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
     """Return the metrics of a step that is not skipped."""
-    measured = torch.stack([value.to(counts.dtype) for part in parts for value in part])
-    measured = measured.view(len(parts), -1).sum(dim=0)
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(measured).unbind()
+    totals = torch.stack([value.to(counts.dtype) for part in parts for value in part]).view(len(parts), -1).sum(dim=0)
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).unbind()
     predictions, pairs = counts.unbind()
     mean = mlm_loss / predictions.clamp(min=1.0) + nsp_loss / pairs.clamp(min=1.0)
     zero = torch.zeros_like(mean)
@@ -188,9 +183,9 @@ def _measured(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context:
 
 
 @torch.no_grad()
-def _add(sums: Tensor, measured: StepSums[Tensor], finite: Tensor) -> None:
-    """Add a step's metrics to the sums, or only note that it was skipped."""
-    zero, one = measured.skipped, torch.ones_like(measured.skipped)
-    if_skipped = StepSums(*[zero] * len(measured))._replace(skipped=one, skipped_in_a_row=one)
-    sums += torch.where(finite, torch.stack(measured), torch.stack(if_skipped))
-    StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)
+def _add_metrics(sums: Tensor, metrics: StepSums[Tensor], is_finite: Tensor) -> None:
+    """Add a step's metrics to the sums, or only count the step as skipped."""
+    zero, one = metrics.skipped, torch.ones_like(metrics.skipped)
+    if_skipped = StepSums(*[zero] * len(metrics))._replace(skipped=one, skipped_in_a_row=one)
+    sums += torch.where(is_finite, torch.stack(metrics), torch.stack(if_skipped))
+    StepSums(*sums.unbind()).skipped_in_a_row.mul_(~is_finite)

@@ -278,5 +278,5 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     ):
         # Evaluations and copies of the state are traced by themselves; fake tensors cannot be written.
         checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
-        fit(run, state, data, log, lambda whole: None, checkpoints, evaluate_first=False)
+        fit(run, state, data, log, lambda all_examples: None, checkpoints, evaluate_first=False)
     return waits

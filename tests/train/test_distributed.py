@@ -1,4 +1,4 @@
-"""Two processes train as one would, for every optimizer, and through stops and restarts."""
+"""Two ranks give the same results as one process, for every optimizer and across stops and restarts."""
 
 import json
 import multiprocessing
@@ -25,15 +25,16 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import cut
 from bert_pretrain.train.run import train
+from bert_pretrain.train.signals import newest_step
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 from tests.conftest import wait_until
 from tests.train.conftest import NO_DROPOUT, Fit, NewData, final_tensors, interrupted_copy, make_examples, metrics, tiny
-from tests.train.test_resume import RARE, command, newest_step, num_lines, start
+from tests.train.test_resume import RARE, command, num_lines, start
 
 
 def ranks() -> list[dict[str, str]]:
-    """What torchrun would say to each of two processes."""
+    """Return the environment variables that torchrun sets for two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -64,10 +65,8 @@ def assert_same_losses(left: Path, right: Path) -> None:
                 assert one[name] == pytest.approx(other[name], abs=1e-4, rel=1e-4), (one["step"], name)
 
 
-def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    new_data_folder: NewData, tmp_path: Path
-) -> None:
-    # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
+def test_two_ranks_match_one_and_their_checkpoint_resumes_on_one(new_data_folder: NewData, tmp_path: Path) -> None:
+    # 15 examples give the ranks shares and micro-batches of different sizes.
     data_folder = new_data_folder("dynamic", masking="dynamic")  # each rank draws the masks of whole shards
     config = tiny(
         model=NO_DROPOUT, max_steps=8, log_every=1, eval_every=3, save_every=4,
@@ -84,14 +83,14 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     torch.testing.assert_close(final_tensors(mixed), final_tensors(tmp_path / "one"), atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_examples_are_refused(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_more_ranks_than_examples_are_rejected(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="5 processes"):
         check_inputs(tiny(global_batch_size=4), data_folder, tmp_path / "run")
 
 
 def assert_stopped(run: Path) -> None:
-    """Check that all ranks have stopped at one step, whose checkpoint is whole."""
+    """Check that all ranks stopped at the same step with an intact checkpoint."""
     status = json.loads((run / "status.json").read_text())
     assert (status["status"], status["step"]) == ("stopped", newest_step(run))
     assert "the same command continues" in status["message"]
@@ -99,9 +98,7 @@ def assert_stopped(run: Path) -> None:
     assert json.loads(state.read_text())["ranks"] == 2
 
 
-def test_both_ranks_end_where_one_is_killed_or_stopped_and_start_again_from_the_last_checkpoint(
-    fit: Fit, data_folder: Path, tmp_path: Path
-) -> None:
+def test_killed_or_stopped_rank_ends_both_and_they_resume(fit: Fit, data_folder: Path, tmp_path: Path) -> None:
     settings, run = {"save_every": 10, "eval_every": 100_000, "log_every": 5}, tmp_path / "run"
     words = command(tiny(max_steps=100_000, **settings), data_folder, run)
     for number, receivers, exit_codes in (
@@ -125,7 +122,7 @@ def test_both_ranks_end_where_one_is_killed_or_stopped_and_start_again_from_the_
 
 
 def torchrun(words: list[str]) -> "subprocess.Popen[str]":
-    """Start the program by torchrun, on two ranks."""
+    """Start the program with torchrun on two ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bert_pretrain"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(
@@ -133,7 +130,7 @@ def torchrun(words: list[str]) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_launcher_that_does_not_say_the_local_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_local_rank_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -142,7 +139,7 @@ def test_a_launcher_that_does_not_say_the_local_rank_is_told(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(data_folder: Path, tmp_path: Path) -> None:
+def test_signals_to_torchrun_and_all_ranks_stop_them_at_the_same_step(data_folder: Path, tmp_path: Path) -> None:
     run, last = tmp_path / "run", 0
     for _ in range(20):
         process = torchrun(command(tiny(max_steps=100_000, **RARE), data_folder, run))
@@ -157,9 +154,7 @@ def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(data_fol
 
 
 @pytest.mark.slow
-def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
-    fit: Fit, data_folder: Path, tmp_path: Path
-) -> None:
+def test_compiled_layers_on_two_ranks_match_eager_ones_on_one(fit: Fit, data_folder: Path, tmp_path: Path) -> None:
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
     words = command(tiny(**settings, compile=True), data_folder, tmp_path / "two")
     out, err = torchrun(words).communicate(timeout=180)
@@ -172,9 +167,9 @@ CASES = {"adamw": torch.float32, "lamb": torch.float32, "muon": torch.float32, "
 
 
 def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
-    """Return the first gradients, and weights and metrics after three steps on 30 examples, without dropout.
+    """Return the first gradients, and the weights and metrics after three steps without dropout.
 
-    In 16 bits the weights are cast as for compiled layers on CUDA; what would be compiled runs as it is.
+    With bf16, weights are cast as for compiled layers on CUDA, but nothing is compiled.
     """
     optimizer, dtype = case.partition(" ")[0], CASES[case]
     torch.set_autocast_enabled("cuda", dtype == torch.bfloat16)
@@ -185,7 +180,7 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     model.initialize(1)
     network = parallelize(PretrainingLoss(model, compiled=dtype == torch.bfloat16), dist_context)
     state = TrainState.start(model, network, make_optimizers(model, train), None)
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for step in range(3):
         batch = cut(make_examples(30, step), 200, dist_context.rank, dist_context.size)
         with torch.compiler.set_stance("force_eager"):
@@ -193,34 +188,32 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
                 state.network, state.optimizers, batch, state.sums, seed=1, step=step, learning_rate=5e-3,
                 max_grad_norm=1.0, dtype=dtype, dist_context=dist_context,
             )  # fmt: skip
-        if not found:
-            found = {f"{case}/gradient/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if not results:
+            results = {f"{case}/gradient/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     torch.set_autocast_enabled("cuda", False)
-    found |= {f"{case}/weight/{name}": weight.detach() for name, weight in model.named_parameters()}
-    return {**found, f"{case}/sums": state.sums}
+    results |= {f"{case}/weight/{name}": weight.detach() for name, weight in model.named_parameters()}
+    return {**results, f"{case}/sums": state.sums}
 
 
 def compute(folder: Path) -> None:
     """Compute all cases as one of two ranks."""
     dist_context = init_distributed("cpu")
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for case in CASES:
-        found |= trained(case, dist_context)
-    save_file(found, folder / f"{dist_context.rank}.safetensors")
+        results |= trained(case, dist_context)
+    save_file(results, folder / f"{dist_context.rank}.safetensors")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("ranks")
     on_two_ranks(compute, folder)
     return [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_of_two_ranks_are_those_of_one_and_both_have_the_same_bits(
-    found: list[dict[str, Tensor]], case: str
-) -> None:
-    ours, theirs = ({name: each for name, each in rank.items() if name.startswith(f"{case}/")} for rank in found)
+def test_steps_of_two_ranks_match_one_and_are_bit_equal_on_both(results: list[dict[str, Tensor]], case: str) -> None:
+    ours, theirs = ({name: each for name, each in rank.items() if name.startswith(f"{case}/")} for rank in results)
     assert ours.keys() == theirs.keys()
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
     one = trained(case, SINGLE_PROCESS)

@@ -1,4 +1,4 @@
-"""What `auto` comes to on each device, what a step costs and takes, and what is compiled."""
+"""Automatic choices for each device, FLOPs, memory estimates and compilation."""
 
 import contextlib
 import ctypes
@@ -34,7 +34,7 @@ CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32
     ("flags", "feature"),
     [("fpu avx512_bf16", "avx512_bf16"), ("fpu avx512_bf16 amx_bf16 amx_tile", "amx_bf16"), ("fpu avx512f", None)],
 )
-def test_bf16_on_the_cpu_needs_its_instructions(tmp_path: Path, monkeypatch, flags: str, feature: str | None) -> None:
+def test_cpu_uses_bf16_only_with_its_instructions(tmp_path: Path, monkeypatch, flags: str, feature: str | None) -> None:
     assert hardware.cores.cpu_bf16_feature(tmp_path / "nothing") is None
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
@@ -45,7 +45,7 @@ def test_bf16_on_the_cpu_needs_its_instructions(tmp_path: Path, monkeypatch, fla
 
 
 @pytest.mark.parametrize(("visible", "count", "expected"), [("3", 1, 0), ("0,1,2,3", 4, 2), (None, 4, 2)])
-def test_a_rank_takes_the_only_card_that_it_sees_or_the_one_of_its_number(
+def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, expected: int
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -58,7 +58,7 @@ def test_a_rank_takes_the_only_card_that_it_sees_or_the_one_of_its_number(
 
 
 def page_faults(owns_process: bool) -> int:
-    """Count those of large tensors that are made and freed for the fifth time."""
+    """Count the page faults of allocating and freeing large tensors for the fifth time."""
     hardware.cores.owns_process = owns_process
     hardware.keep_freed_memory(CPU)
     for _ in range(5):
@@ -68,15 +68,15 @@ def page_faults(owns_process: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def test_freed_memory_is_kept_for_the_next_tensors_in_a_process_of_our_own() -> None:
-    fork, threshold = multiprocessing.get_context("fork"), (-3, 128 * 1024)  # glibc's own at first: it grows by use
+def test_freed_memory_is_reused_only_if_we_own_the_process() -> None:
+    fork, threshold = multiprocessing.get_context("fork"), (-3, 128 * 1024)  # glibc's default before it adapts
     with ProcessPoolExecutor(1, fork, lambda: ctypes.CDLL(None).mallopt(*threshold)) as child:
         plain, kept = (child.submit(page_faults, owns_process).result(60) for owns_process in (False, True))
     assert plain > 10_000
     assert kept < 3000
 
 
-def test_flops_are_those_of_real_tokens() -> None:
+def test_flops_count_real_tokens_only() -> None:
     table = make_examples(9)
     config = ModelConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=20)
     weights = 3 * (4 * 8 * 8 + 2 * 8 * 20)
@@ -102,14 +102,14 @@ def test_flops_are_those_of_real_tokens() -> None:
         ("NVIDIA H2000", None),
     ],
 )
-def test_the_peak_of_a_card_is_known_by_its_name(monkeypatch, name: str, teraflops: float | None) -> None:
+def test_peak_flops_by_card_name(monkeypatch, name: str, teraflops: float | None) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     peak = None if teraflops is None else pytest.approx(teraflops * 1e12)
     assert peak_flops(CUDA, torch.bfloat16) == peak_flops(CUDA, torch.float16) == peak
     assert peak_flops(CUDA, FP32) is peak_flops(CPU, torch.bfloat16) is None
 
 
-def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_the_compiler_s_limits(
+def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_compiler_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert hardware.choose_compile("auto", CUDA, "varlen")[0]
@@ -127,18 +127,18 @@ def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_
             assert (settings.recompile_limit, settings.optimize_ddp) == expected
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
-def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_out_figures(data_folder: Path) -> None:
-    # Steps differ in their numbers of tokens, sequences and masks.
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="rejected by choose_compile")
+def test_compiled_model_has_no_graph_breaks_and_equal_gradients_and_metrics(data_folder: Path) -> None:
+    # Batches differ in their numbers of tokens, sequences and masks.
     batches = [cut_alike(make_examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
     data, counters, results, graphs = DataFolder.open(data_folder), torch._dynamo.utils.counters, [], []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        """Trace as for a GPU, but without the code that would be generated, which takes a minute on a slow core."""
+        """Trace as for a GPU, but without code generation, which takes a minute on a slow core."""
         values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
         sizes = [value.shape for value in values if isinstance(value, torch.Tensor)]
         assert any(not isinstance(size[0], int) for size in sizes)
-        assert all(isinstance(length, int) for size in sizes for length in size[1:])  # no width varies
+        assert all(isinstance(length, int) for size in sizes for length in size[1:])  # widths are static
         return aot_eager(graph, inputs)
 
     for compiled in (False, True):
@@ -160,7 +160,7 @@ def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_ou
             metrics = evaluate_batches(PretrainingLoss(model), held_out, CPU, FP32)
             results.append((torch.tensor(list(metrics.values())), {}))
         graphs.append(counters["stats"]["unique_graphs"])
-    # One graph for all layers, one for the embeddings, one for the head, whatever the shape; and as many to evaluate.
+    # One graph each for all layers, the embeddings and the head, for every shape; three more for evaluation.
     assert graphs == [0, 0, 3, 6]
     for number, result in enumerate(results):
         torch.testing.assert_close(result, results[0 if number % 5 < 2 else 2], atol=1e-5, rtol=1e-5)
@@ -171,7 +171,7 @@ def base(attention: str = "varlen", **model: Any) -> BertForPreTraining:
         return BertForPreTraining(ModelConfig(**model), 30522, attention=attention)
 
 
-def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache() -> None:
+def test_cpu_micro_batches_are_as_configured_or_limited_in_size() -> None:
     small, large = make_model(tiny()), base("padded")
 
     def chosen(model: BertForPreTraining, **settings: int) -> int:
@@ -183,7 +183,7 @@ def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache() -> None:
     assert chosen(large) * sum(activation_bytes_per_token(large, 128, BF16)) <= hardware.CPU_ACTIVATION_BYTES
 
 
-def test_large_trains_on_a_card_of_12_gb() -> None:
+def test_bert_large_fits_on_a_12_gb_card() -> None:
     config = load_config("large-12gb")
     model, tokens = base(**config.model.model_dump()), config.train.micro_batch_tokens
     assert isinstance(tokens, int)
@@ -192,7 +192,7 @@ def test_large_trains_on_a_card_of_12_gb() -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "examples", "at_once"), [(12, 256, 128), (24, 1024, 256), (80, 1024, 1024)])
-def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
+def test_micro_batch_fills_the_card_up_to_the_global_batch(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int, examples: int, at_once: int
 ) -> None:
     card, length = gigabytes * 10**9, 128
@@ -202,7 +202,7 @@ def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
 
-    pretend(card // 2, card // 2)  # a phase before has left half of it to PyTorch, which gives it out again
+    pretend(card // 2, card // 2)  # half of it is cached by PyTorch after an earlier phase
     config, model = TrainConfig(global_batch_size=examples), base(attention_probs_dropout_prob=0.0)
     tokens = choose_micro_batch_tokens(config, model, length, CUDA, BF16)
     assert at_once <= tokens // length <= examples
@@ -215,7 +215,7 @@ def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
     assert choose_micro_batch_tokens(config, model, length, CUDA, BF16) == length
 
 
-def test_checkpointed_activations_give_the_same_gradients_with_dropout() -> None:
+def test_activation_checkpointing_gives_equal_gradients_with_dropout() -> None:
     model, batch, gradients = make_model(tiny()).train(), cut(make_examples(20), 10**6).micro_batches[0], []
     for checkpointing in (False, True):
         model.encoder.activation_checkpointing = checkpointing

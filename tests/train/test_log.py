@@ -1,4 +1,4 @@
-"""Metrics: truncated at a checkpoint, sent to trackers, and judged by hints."""
+"""Metrics are truncated on resume, sent to trackers and checked for hints."""
 
 import json
 import sys
@@ -16,27 +16,27 @@ from bert_pretrain.train.log import MetricsFile
 from tests.train.conftest import Fit, metrics
 
 
-def test_metrics_are_cut_back_to_a_checkpoint_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+def test_resume_truncates_metrics_and_rejects_damaged_ones(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    first = MetricsFile(path, kept=None)
+    first = MetricsFile(path, end=None)
     for step in (5, 10):
         first.write({"step": step, "loss": 1.0})
     position = first.position
     first.write({"step": 15, "loss": 1.0})
     first.close()
-    log = MetricsFile(path, kept=position)
+    log = MetricsFile(path, end=position)
     assert log.newest == {"training": {"step": 10, "loss": 1.0}}
     log.close()
     path.write_text(path.read_text().replace("1.0", "1.1", 1))
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        MetricsFile(path, kept=position)
+        MetricsFile(path, end=position)
     assert path.read_bytes() == before
     path.unlink()
-    MetricsFile(path, kept=position).close()  # they may be given up
+    MetricsFile(path, end=position).close()  # a missing file is allowed
 
 
-def test_tensorboard_shows_what_the_metrics_hold(fit: Fit) -> None:
+def test_tensorboard_has_the_logged_metrics(fit: Fit) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -49,7 +49,7 @@ def test_tensorboard_shows_what_the_metrics_hold(fit: Fit) -> None:
     assert "validation/mlm_loss" in events.Tags()["scalars"]
 
 
-def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(fit: Fit, monkeypatch) -> None:
+def test_resume_continues_the_same_wandb_run(fit: Fit, monkeypatch) -> None:
     started: list[dict[str, Any]] = []
     steps: list[int] = []
     run: Any = ModuleType("run")
@@ -66,7 +66,7 @@ def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(fit: 
     assert steps == [2, -1, 3, -1]
 
 
-def test_a_tracker_that_is_missing_is_refused_and_one_that_fails_ends_a_run_that_has_noted_what_hints_need(
+def test_missing_or_failing_tracker_is_an_error_after_the_partial_manifest_is_written(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -82,7 +82,7 @@ def test_a_tracker_that_is_missing_is_refused_and_one_that_fails_ends_a_run_that
     assert known["identity"]["data"] == known["data"]["content_hash"]
 
 
-def test_a_run_prints_each_hint_once_and_its_files_tell_them_again(fit: Fit, capsys) -> None:
+def test_hints_are_printed_once_and_can_be_recomputed_from_the_run_folder(fit: Fit, capsys) -> None:
     def printed() -> list[str]:
         lines = capsys.readouterr().out.splitlines()
         return [line[line.index("hint: ") :] for line in lines if "hint: " in line and " (" in line]

@@ -1,4 +1,4 @@
-"""The card of a model folder: the Hub can read it, its metrics are the run's, and nothing in it can become markup."""
+"""The model card: the Hub can read it, its metrics are those of the run, and names are escaped."""
 
 import json
 from dataclasses import replace
@@ -37,15 +37,15 @@ def card_of(run: ResolvedRun, validation: dict[str, Any] | None, *, is_final: bo
     return model_card(run, progress, validation, model=make_model(run.config), is_final=is_final)
 
 
-def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
+def test_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     card = ModelCard.load(finished / "model" / "README.md", ignore_metadata_errors=False)
     data = card.data
     assert (data.library_name, data.pipeline_tag, data.language) == ("transformers", "fill-mask", "en")
     assert data.license is None
     manifest = json.loads((finished / "manifest.json").read_text())
-    found = {(result.task_type, result.metric_type): result.metric_value for result in data.eval_results}
-    assert found["fill-mask", "loss"] == manifest["validation"]["validation_mlm_loss"]
-    assert found["text-classification", "accuracy"] == manifest["validation"]["validation_nsp_accuracy"]
+    results = {(result.task_type, result.metric_type): result.metric_value for result in data.eval_results}
+    assert results["fill-mask", "loss"] == manifest["validation"]["validation_mlm_loss"]
+    assert results["text-classification", "accuracy"] == manifest["validation"]["validation_nsp_accuracy"]
     assert f"{manifest['parameters']:,} parameters" in card.text
     rate = float(card.text.partition("learning_rate=")[2].partition(",")[0])
     assert rate == fine_tuning_rate(load_model(finished / "model").model.encoder, 32)
@@ -54,7 +54,7 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_without_matplotlib_or_with_damaged_metrics_there_is_a_model_without_a_picture(
+def test_without_matplotlib_or_with_damaged_metrics_the_model_has_no_plot(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
     def refuse(run: Path) -> None:
@@ -68,7 +68,7 @@ def test_without_matplotlib_or_with_damaged_metrics_there_is_a_model_without_a_p
     assert "bert-pretrain report" in (model / "README.md").read_text()
 
 
-def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) -> None:
+def test_names_are_escaped_and_hide_folders_and_secrets(resolved: ResolvedRun) -> None:
     names = (
         "a|b<script>.txt\n# head",
         "dataset:/home/me/secret/books",
@@ -95,7 +95,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     assert yaml.safe_load(text.split("---\n")[1])["model-index"][0]["name"] == "x: [y]\n---"
 
 
-def test_what_was_not_measured_or_trained_is_not_claimed(resolved: ResolvedRun, new_data_folder: NewData) -> None:
+def test_card_only_has_metrics_that_were_measured(resolved: ResolvedRun, new_data_folder: NewData) -> None:
     text = card_of(resolved, VALIDATION)
     assert "NSP" not in text
     assert "On the 60 held-out examples" in text

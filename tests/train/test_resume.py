@@ -1,4 +1,4 @@
-"""A run that was stopped, killed, extended or damaged goes on, bit for bit as if nothing had happened."""
+"""A run that was stopped, killed, extended or damaged resumes with bit-equal results."""
 
 import json
 import multiprocessing
@@ -25,6 +25,7 @@ from bert_pretrain.io import manifest
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
+from bert_pretrain.train.signals import newest_step
 from tests.conftest import wait_until
 from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
 
@@ -32,14 +33,13 @@ RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
 
 def command(config: Config, data: Path, output: Path) -> list[str]:
-    """The words of the command `train`."""
     file = output.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return ["train", "--config", str(file), "--data", str(data), "--output", str(output)]
 
 
 def start(words: list[str], **environment: str) -> BaseProcess:
-    """Start the program in a process of its own, but forked: to import torch takes far longer than to train."""
+    """Start the program in a forked process, which need not import torch again."""
 
     def run() -> None:
         os.environ |= environment
@@ -55,31 +55,27 @@ def num_lines(run: Path) -> int:
     return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
 
 
-def newest_step(run: Path) -> int:
-    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
-
-
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(data_folder: Path, tmp_path: Path) -> None:
+def test_repeatedly_killed_run_is_bit_equal(data_folder: Path, tmp_path: Path) -> None:
     config = tiny(max_steps=100, save_every=7, log_every=10, eval_every=20, keep_checkpoints=2)
     train(config, data_folder, tmp_path / "straight")
     run = tmp_path / "killed"
     for number in range(1, 5):
         process = start(command(config, data_folder, run))
         wait_until(lambda step=14 * number: newest_step(run) >= step, process)
-        time.sleep(0.004 * number)  # so that it hits the writing of a checkpoint too
+        time.sleep(0.004 * number)  # may interrupt the writing of a checkpoint
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
         assert not (run / "manifest.json").exists()
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 61, "lo')  # as a kill in the middle of a line leaves it
+        file.write('{"step": 61, "lo')  # a partly written line
     train(config, data_folder, run)
     assert_same_run(tmp_path / "straight", run)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000098", "step-00000100"]
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_sigusr1_saves_and_a_signal_to_stop_saves_and_exits_and_the_run_continues(
+def test_signals_save_a_checkpoint_and_stop_signals_exit(
     fit: Fit, data_folder: Path, tmp_path: Path, number: int, exit_code: int
 ) -> None:
     run = tmp_path / "run"
@@ -99,7 +95,7 @@ def test_sigusr1_saves_and_a_signal_to_stop_saves_and_exits_and_the_run_continue
     assert metrics(run)[-1]["step"] == step + 3
 
 
-def test_a_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Path) -> None:
+def test_finished_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     with pytest.raises(OutputError, match="holds checkpoints"):
         fit(run, resume=False, max_steps=14)
@@ -121,10 +117,10 @@ def test_a_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Pa
     [("static", {"optimizer": "lamb"}), ("dynamic", {"optimizer": "muon"}), ("static", {"bias_correction": False})],
     ids=str,
 )
-def test_every_optimizer_continues_bit_for_bit(
+def test_resume_is_bit_equal_for_every_optimizer(
     fit: Fit, new_data_folder: NewData, tmp_path: Path, masking: str, settings: dict[str, Any]
 ) -> None:
-    # An epoch is 11 steps and a part.
+    # An epoch has 11 steps and a part of one.
     settings = {**settings, "data": new_data_folder(masking=masking), "global_batch_size": 32}
     straight = fit("straight", **settings)
     run = interrupted_copy(straight, tmp_path / "run", "step-00000012")
@@ -144,29 +140,29 @@ def test_every_optimizer_continues_bit_for_bit(
         ("model", {"model": {"hidden_size": 48}}, ConfigError, "hidden_size is 48"),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused(
+def test_carry_optimizer_rejects_mismatches(
     fit: Fit, finished: Path, origin: str, settings: dict[str, Any], error: type[Exception], word: str
 ) -> None:
     with pytest.raises(error, match=word):
         fit(init_from=finished / origin, carry_optimizer="model" not in settings, **settings)
 
 
-def test_embeddings_that_are_exported_smaller_resume_bit_for_bit(fit: Fit) -> None:
+def test_resume_is_bit_equal_with_scaled_embeddings(fit: Fit) -> None:
     config = {"model": {"initializer_range": 0.2}}
     run = fit(**config)
-    whole, checkpoint = final_tensors(run), run / "checkpoints" / "step-00000008"
-    assert 0.025 < whole["bert.embeddings.word_embeddings.weight"].square().mean().sqrt() <= 0.05
+    tensors, checkpoint = final_tensors(run), run / "checkpoints" / "step-00000008"
+    assert 0.025 < tensors["bert.embeddings.word_embeddings.weight"].square().mean().sqrt() <= 0.05
     assert json.loads((checkpoint / "training_state.json").read_text())["embedding_exponent"] == 2
     carried = fit("carried", init_from=checkpoint, carry_optimizer=True, **config)
     for name in ("checkpoints/step-00000012", "model"):
         shutil.rmtree(run / name)
     for again in (fit(**config), carried):
         ours = final_tensors(again)
-        assert all(torch.equal(ours[name], whole[name]) for name in whole if not name.startswith("interval"))
+        assert all(torch.equal(ours[name], tensors[name]) for name in tensors if not name.startswith("interval"))
 
 
 @pytest.mark.parametrize(("is_other_data", "batch_size"), [(True, 16), (False, 32)])
-def test_steps_carried_over_begin_other_data_anew_and_go_on_in_the_same(
+def test_carry_optimizer_continues_the_epoch_of_the_same_data_only(
     fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, is_other_data: bool, batch_size: int
 ) -> None:
     data = new_data_folder("other", shard_rows=(97,)) if is_other_data else data_folder
@@ -186,7 +182,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_broken_newest_checkpoint_falls_back_loudly(
+def test_broken_newest_checkpoint_falls_back_with_a_warning(
     fit: Fit, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
@@ -196,9 +192,7 @@ def test_a_broken_newest_checkpoint_falls_back_loudly(
     assert (run / "checkpoints" / "broken-step-00000012").is_dir()
 
 
-def test_without_a_whole_checkpoint_the_run_does_not_begin_again_unasked(
-    fit: Fit, finished: Path, tmp_path: Path
-) -> None:
+def test_run_without_an_intact_checkpoint_does_not_start_over(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
     for path in (run / "checkpoints").iterdir():
         text = (path / "config.json").read_text()
@@ -211,7 +205,7 @@ def test_without_a_whole_checkpoint_the_run_does_not_begin_again_unasked(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_final_model_is_written_again(fit: Fit, finished: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_final_model_is_rewritten(fit: Fit, finished: Path, tmp_path: Path, name: str) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     os.truncate(run / "model" / name, 100)
     with pytest.raises(DataError, match=name):
@@ -226,7 +220,7 @@ def test_a_damaged_final_model_is_written_again(fit: Fit, finished: Path, tmp_pa
 
 
 @pytest.mark.parametrize("last_step", [2, 11])
-def test_a_run_whose_folder_goes_away_does_not_end_well(fit: Fit, tmp_path: Path, monkeypatch, last_step: int) -> None:
+def test_moved_run_folder_is_an_error(fit: Fit, tmp_path: Path, monkeypatch, last_step: int) -> None:
     run, train_step = tmp_path / "run", loop.train_step
 
     def and_remove(*arguments: Any, step: int, **options: Any) -> None:
@@ -238,14 +232,14 @@ def test_a_run_whose_folder_goes_away_does_not_end_well(fit: Fit, tmp_path: Path
         patched.setattr(loop, "train_step", and_remove)
         with pytest.raises(OutputError, match="moved or removed"):
             fit(run)
-    fit(run)  # the same command begins again
+    fit(run)  # the same command starts again
 
 
-def test_the_steps_before_a_damaged_shard_are_saved_and_verify_finds_it_before_them(
+def test_damaged_shard_stops_the_run_with_a_checkpoint_and_verify_finds_it_earlier(
     fit: Fit, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     config, data = {"max_steps": 24, "save_every": 1000, "log_every": 2}, new_data_folder()
-    shard = data / "train" / "00002.parquet"  # the second of the first epoch: 90 examples come before
+    shard = data / "train" / "00002.parquet"  # the second of the first epoch, after 90 examples
     straight = fit("straight", data=data, **config)
     flip_bit(shard)
     with pytest.raises(DataError, match="damaged"):
@@ -257,12 +251,12 @@ def test_the_steps_before_a_damaged_shard_are_saved_and_verify_finds_it_before_t
     assert_same_run(straight, fit(data=data, **config))
 
 
-def test_a_full_disk_leaves_the_checkpoints_before_it(fit: Fit, tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_keeps_earlier_checkpoints(fit: Fit, tmp_path: Path, monkeypatch) -> None:
     calls = []
 
     def write_some(tensors: Any, path: Path, **rest: Any) -> None:
         calls.append(path)
-        if len(calls) > 3:  # two files a checkpoint: the second checkpoint's second file
+        if len(calls) > 3:  # two files per checkpoint: the second file of the second one
             raise OSError(28, "No space left on device")
         save_file(tensors, path, **rest)
 
@@ -276,7 +270,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(fit: Fit, tmp_path: Path, 
     assert metrics(run)[-1]["step"] == 12
 
 
-def test_a_run_that_has_no_step_left_evaluates_the_whole_split_once(fit: Fit, finished: Path, tmp_path: Path) -> None:
+def test_run_without_steps_left_evaluates_all_examples_once(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = interrupted_copy(finished, tmp_path / "run", "step-00000012")
     fit(run, max_steps=8, eval_examples=16)
     assert [line["step"] for line in metrics(run, "validation_mlm_loss")] == [0, 6, 8]

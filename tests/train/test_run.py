@@ -1,4 +1,4 @@
-"""A run from data folder to model folder: it learns, writes what the docs name, and refuses what does not fit."""
+"""A run from data folder to model folder: its files and metrics, dry runs, evaluation, and input checks."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
+def test_run_folder_has_the_documented_files(finished: Path) -> None:
     model = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
     for folder, expected in {
         "": {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"},
@@ -50,7 +50,7 @@ def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
         assert {path.name for path in (finished / folder).iterdir()} == expected
 
 
-def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
+def test_metrics_have_the_documented_names(finished: Path) -> None:
     training, validation = metrics(finished, "loss"), metrics(finished, "validation_mlm_loss")
     assert [line["step"] for line in training] == [5, 10, 12]
     assert [line["step"] for line in validation] == [0, 6, 12]
@@ -63,7 +63,7 @@ def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
     assert 0 < last["padding_share"] < 0.6
 
 
-def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path) -> None:
+def test_final_metrics_equal_those_of_evaluate(finished: Path, data_folder: Path) -> None:
     manifest = json.loads((finished / "manifest.json").read_text())
     metrics = evaluate(finished / "model", data_folder, config=tiny().train)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
@@ -71,7 +71,7 @@ def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Pa
     assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
 
 
-def test_a_dry_run_meets_the_folder_as_a_run_would_and_leaves_it_as_it_is(
+def test_dry_run_reports_the_same_errors_and_changes_nothing(
     fit: Fit, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
@@ -96,7 +96,7 @@ def test_a_dry_run_meets_the_folder_as_a_run_would_and_leaves_it_as_it_is(
     assert times(tmp_path) == before
 
 
-def test_other_data_is_refused_and_moved_data_is_not(
+def test_resume_needs_the_same_data_but_not_the_same_path(
     fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     before = times(finished)
@@ -107,21 +107,19 @@ def test_other_data_is_refused_and_moved_data_is_not(
     assert {path: time for path, time in times(finished).items() if path.is_file()}.items() <= before.items()
 
 
-def test_a_run_without_validation_split_has_no_such_figures(fit: Fit, new_data_folder: NewData) -> None:
+def test_run_without_validation_split_has_no_validation_metrics(fit: Fit, new_data_folder: NewData) -> None:
     assert not metrics(fit(data=new_data_folder(validation_rows=0), max_steps=3), "validation_mlm_loss")
 
 
-def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_stay_as_drawn(
-    fit: Fit, new_data_folder: NewData
-) -> None:
+def test_without_pairs_only_mlm_is_trained_and_evaluated(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(next_sentence="none", masking="dynamic")
     run = fit(data=data)
     for line in metrics(run):
         assert [value for name, value in line.items() if "nsp" in name] == [None, None]
     assert all(line["loss"] == pytest.approx(line["mlm_loss"], rel=0.05) for line in metrics(run, "loss"))
-    found = evaluate(run / "model", data, config=tiny().train)
-    assert not [name for name in found if "nsp" in name]
-    assert found["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
+    results = evaluate(run / "model", data, config=tiny().train)
+    assert not [name for name in results if "nsp" in name]
+    assert results["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
     with pytest.raises(DataError, match="no masks"):
         evaluate(run / "model", data, config=tiny().train, split="train")
     _, info = AutoModelForPreTraining.from_pretrained(run / "model", output_loading_info=True)
@@ -132,7 +130,7 @@ def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_
     assert untrained == {name for name, _ in ours.named_parameters() if name.startswith(("pooler", "nsp_head"))}
 
 
-def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
+def test_tiny_model_learns(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(shard_rows=(1000, 1000), validation_rows=200)
     rare = {"log_every": 100, "eval_every": 1000, "save_every": 1000}
     batch = {"global_batch_size": 64, "micro_batch_tokens": 2048}
@@ -145,14 +143,14 @@ def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
     assert last["validation_nsp_accuracy"] > 0.75
 
 
-def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
+def test_vocabulary_with_other_words_is_rejected(
     fit: Fit, model: Path, data_folder: Path, new_data_folder: NewData
 ) -> None:
     other = new_data_folder("swapped")
     for folder in (other / "tokenizer", model):
         words = (folder / "vocab.txt").read_text().splitlines()
         (folder / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
-        (folder / "tokenizer.json").unlink()  # which holds the vocabulary too
+        (folder / "tokenizer.json").unlink()  # contains the vocabulary too
     with pytest.raises(DataError, match="made the data"):
         fit(data=other)
     uses = (lambda: fit(init_from=model), lambda: fit(teacher=str(model)))
@@ -161,36 +159,36 @@ def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
             use()
 
 
-def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(fit: Fit) -> None:
+def test_non_finite_metrics_are_null(fit: Fit) -> None:
     assert metrics(fit(peak_lr=1e30, warmup_steps=0))[-1]["validation_mlm_loss"] is None
 
 
-def test_an_evaluation_of_some_rows_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, opened = DataFolder.open(data_folder), list[str]()
+def test_partial_evaluation_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, reads = DataFolder.open(data_folder), list[str]()
     paths = [record.path for record in data.shards("train")]
     monkeypatch.setattr(loader, "SHARDS_OF_SOME", 2)
-    monkeypatch.setattr(loader, "read_shard", lambda folder, one: opened.append(one.path) or read_shard(folder, one))
+    monkeypatch.setattr(loader, "read_shard", lambda folder, one: reads.append(one.path) or read_shard(folder, one))
     some = list(evaluation_batches(data, "train", 64, at_most=8))
     assert len(paths) > 2
-    assert opened == [paths[0], paths[-1]]
+    assert reads == [paths[0], paths[-1]]
     assert sum(batch.num_sequences for batch in some) == 8
     more = sum(record.rows for record in data.shards("train")[:2]) + 1  # than two shards hold
     assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, at_most=more)) == more
 
 
-def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(new_data_folder: NewData, tmp_path: Path) -> None:
+def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, tmp_path: Path) -> None:
     data = DataFolder.open(new_data_folder(validation_rows=23))
     rows = read_shard(data.path, data.shards("validation")[0])
     few = list(evaluation_batches(data, "validation", 64, at_most=5))
     chosen = np.linspace(0, 23, 5, endpoint=False).astype(int)
     assert sum(batch.num_sequences for batch in few) == 5
     assert sum(batch.num_predictions for batch in few) == len(rows.take(chosen).masks.positions)
-    whole = list(evaluation_batches(data, "validation", 64, at_most=100))
-    assert sum(batch.num_sequences for batch in whole) == 23
+    full = list(evaluation_batches(data, "validation", 64, at_most=100))
+    assert sum(batch.num_sequences for batch in full) == 23
     ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
-    for number, batch in enumerate(whole):  # they take them in turns
+    for number, batch in enumerate(full):  # ranks take batches in turn
         assert torch.equal(ranks[number % 3][number // 3].input_ids, batch.input_ids)
-    assert sum(map(len, ranks)) == len(whole)
+    assert sum(map(len, ranks)) == len(full)
     runs = [train(tiny(eval_examples=size), data.path, tmp_path / str(size)).parent for size in (5, None)]
     losses = [[line["validation_mlm_loss"] for line in metrics(run, "validation_mlm_loss")] for run in runs]
     assert [a == b for a, b in zip(*losses, strict=True)] == [False, False, True]

@@ -1,4 +1,4 @@
-"""What protects a run: its time budget is kept, gradients that stay non-finite end it, and micro-batches fit."""
+"""Time budgets, non-finite gradients and micro-batches that do not fit into memory."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics, tiny
 
 @pytest.fixture
 def hanging_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A clock on which a step takes a second, those of this list ten, and all else no time."""
+    """Patch the clock: a step takes one second, a step in the returned list ten, everything else none."""
     hanging: list[int] = []
     seconds, train_step = [0.0], loop.train_step
 
@@ -38,7 +38,7 @@ def hanging_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return hanging
 
 
-def test_a_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path, hanging_steps: list[int]) -> None:
+def test_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path, hanging_steps: list[int]) -> None:
     run = tmp_path / "run"
     settings = {"max_steps": None, "eval_every": 1001, "save_every": 1000, "log_every": 1, "warmup_ratio": 0.1}
 
@@ -61,7 +61,7 @@ def test_a_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Pa
     assert 48 <= longer["wall_seconds"] <= 50
 
 
-def test_a_step_that_hangs_shortly_before_the_end_makes_the_run_short_not_late(
+def test_slow_step_near_the_end_of_a_time_budget_does_not_exceed_it(
     fit: Fit, tmp_path: Path, hanging_steps: list[int]
 ) -> None:
     hanging_steps.append(25)
@@ -70,20 +70,20 @@ def test_a_step_that_hangs_shortly_before_the_end_makes_the_run_short_not_late(
     assert 35 < json.loads((run / "manifest.json").read_text())["progress"]["wall_seconds"] <= 40
 
 
-def test_a_time_budget_is_evaluated_after_every_eighth_by_default(fit: Fit, hanging_steps: list[int]) -> None:
+def test_time_budget_evaluates_eight_times_by_default(fit: Fit, hanging_steps: list[int]) -> None:
     run = fit(max_steps=None, time_budget="80s", eval_every=DEFAULT_EVAL_EVERY, save_every=1000)
     assert len(metrics(run, "validation_mlm_loss")) == 9
 
 
 def poison(model: Path, name: str, row: int) -> None:
-    """Write NaN into one row of a table of a model folder."""
+    """Write NaN into one row of a weight of a model folder."""
     tensors = load_file(model / "model.safetensors")
     tensors[name][row] = float("nan")
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(fit: Fit, model: Path) -> None:
-    # Only the longest examples reach the last positions, and not every batch holds one.
+def test_non_finite_steps_are_skipped_and_counted(fit: Fit, model: Path) -> None:
+    # Only the longest examples reach the last positions, and not every batch has one.
     poison(model, "bert.embeddings.position_embeddings.weight", 29)
     run = fit(init_from=model, log_every=1, global_batch_size=4)
     training = metrics(run, "loss")
@@ -94,7 +94,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(
     assert not torch.equal(before["cls.predictions.bias"], after["cls.predictions.bias"])
 
 
-def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute_the_step_again(
+def test_persistent_non_finite_gradients_stop_the_run_with_a_reproducible_checkpoint(
     data_folder: Path, tmp_path: Path, model: Path
 ) -> None:
     poison(model, "bert.embeddings.token_type_embeddings.weight", 1)
@@ -103,7 +103,7 @@ def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute
     with pytest.raises(UserError, match="30 steps in a row") as caught:
         train(config, data_folder, run, init_from=model)
     assert str(folder) in str(caught.value)
-    # Nothing but the step is needed to have the batch again that broke the run.
+    # The step is enough to reproduce the batch.
     step = open_checkpoint(folder).record["progress"]["step"]
     data = TrainingData(
         DataFolder.open(data_folder), seed=config.train.seed, global_batch_size=16, micro_batch_tokens=256
@@ -116,7 +116,7 @@ def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Let training refuse micro-batches of more tokens, as a GPU does, from its third forward pass on."""
+    """Simulate a GPU that runs out of memory on larger micro-batches, from the third forward pass on."""
     forward, calls = PretrainingLoss.forward, 0
 
     def limited(self: PretrainingLoss, batch: Batch) -> Any:
@@ -129,10 +129,10 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     monkeypatch.setattr(PretrainingLoss, "forward", limited)
 
 
-def test_a_run_goes_on_with_half_micro_batches_to_the_same_losses(
+def test_out_of_memory_halves_micro_batches_without_changing_losses(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {"model": NO_DROPOUT, "micro_batch_tokens": "auto"}  # masks of dropout follow micro-batches
+    config = {"model": NO_DROPOUT, "micro_batch_tokens": "auto"}  # dropout depends on micro-batches
     fit("large", **config)
     limit_memory(monkeypatch, 200)
     fit("small", **config)
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_half_micro_batches_to_the_same_losses(
 
 
 @pytest.mark.parametrize(("tokens", "word"), [("auto", "one example"), (64, "micro_batch_tokens")])
-def test_where_one_example_does_not_fit_or_the_size_was_given_one_message_says_what_to_do(
+def test_out_of_memory_is_an_error_for_one_example_or_a_configured_size(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, tokens: str | int, word: str
 ) -> None:
     limit_memory(monkeypatch, 0)

@@ -1,11 +1,11 @@
-"""The learning rate and the length of a run are pure functions."""
+"""Learning rate schedules and the length of a run."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, own_length, warmup_steps
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -13,7 +13,7 @@ def rates(steps: int, **settings: object) -> list[float]:
     return [learning_rate(config, step, steps) for step in range(steps)]
 
 
-def test_each_schedule_has_its_shape_and_a_warm_up_of_a_share_or_a_number_of_steps() -> None:
+def test_schedules_have_the_documented_shape_and_warm_up() -> None:
     assert rates(8, warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
     cosine = rates(100, warmup_steps=0, schedule="cosine")
     assert (cosine[0], cosine[50]) == (1.0, pytest.approx(0.5))
@@ -30,7 +30,7 @@ def test_each_schedule_has_its_shape_and_a_warm_up_of_a_share_or_a_number_of_ste
     st.integers(1, 300).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(0, steps))),
     st.sampled_from(["linear", "cosine", "wsd"]),
 )
-def test_every_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int, int], schedule: str) -> None:
+def test_learning_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int, int], schedule: str) -> None:
     steps, warmup = steps_and_warmup
     values = rates(steps, warmup_steps=warmup, schedule=schedule)
     assert all(0 < value <= 1.0 for value in values)
@@ -50,11 +50,11 @@ def test_every_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int
         ({"time_budget": 60.0}, Length(None, 60.0)),
     ],
 )
-def test_the_length_of_a_run(settings: dict[str, float], length: Length) -> None:
-    assert own_length(TrainConfig(**settings), 1000) == length
+def test_length_of_a_run(settings: dict[str, float], length: Length) -> None:
+    assert run_length(TrainConfig(**settings), 1000) == length
 
 
-def test_a_time_budget_rises_and_falls_with_the_clock() -> None:
+def test_learning_rate_of_a_time_budget_follows_the_clock() -> None:
     config = TrainConfig.model_validate({"peak_lr": 1.0, "time_budget": "100s", "warmup_ratio": 0.1})
     values = [learning_rate_by_clock(config, step, float(step), 100.0) for step in range(100)]
     assert [values[0], *values[9:11], values[55], values[-1]] == pytest.approx([0.01, 1.0, 1.0, 0.5, 1 / 90])
@@ -63,7 +63,7 @@ def test_a_time_budget_rises_and_falls_with_the_clock() -> None:
     assert [learning_rate_by_clock(steady, 99, at, 100.0) for at in (50.0, 90.0, 95.0)] == [1.0, 1.0, 0.5]
 
 
-def test_a_run_ends_at_its_step_or_when_its_time_with_what_comes_after_is_up() -> None:
+def test_run_ends_at_its_last_step_or_when_its_time_is_up() -> None:
     assert Length(5).is_over(5, 0.0)
     assert not Length(5).is_over(4, 1e9)
     assert not Length(None, 60.0).is_over(10**9, 49.0, reserve=10.0)

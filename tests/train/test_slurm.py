@@ -1,4 +1,4 @@
-"""The Slurm script of docs/scaling.md, run with stand-ins for `srun` and `scontrol`: stopped, requeued, done."""
+"""The Slurm script of docs/scaling.md, run with fake `srun` and `scontrol`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.pages import ROOT, blocks
 from tests.train.conftest import assert_same_run, tiny
 from tests.train.test_resume import num_lines
 
-# As with --kill-on-bad-exit: a rank that leaves with an error takes the others with it, at once.
+# Like --kill-on-bad-exit: if one rank fails, the others are killed immediately.
 SRUN = """#!/usr/bin/env python
 import os, subprocess, sys, time
 command = [word for word in sys.argv[1:] if not word.startswith("--kill")]
@@ -60,7 +60,7 @@ def status(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_and_requeued_ends_with_the_bytes_of_an_undisturbed_one(
+def test_requeued_job_is_bit_equal_to_an_uninterrupted_one(
     sbatch: Callable[..., "subprocess.Popen[str]"], data_folder: Path, tmp_path: Path
 ) -> None:
     config = tiny(max_steps=400, save_every=1000, eval_every=100, log_every=5)

@@ -1,4 +1,4 @@
-"""One step: works in every precision, and draws dropout from its place in the run."""
+"""One training step: precisions, loss scaling, dropout masks and gradient clipping."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def batch() -> Any:
     return cut(make_examples(20), 200)
 
 
-def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(batch: Any) -> None:
+def test_fp16_trains_and_recovers_from_an_overflow(batch: Any) -> None:
     scale = LossScale(torch.tensor(2.0**40), torch.tensor(0, dtype=torch.int32))
     state = make_state(tiny(), loss_scale=scale)
     before = [parameter.clone() for parameter in state.model.parameters()]
@@ -27,7 +27,7 @@ def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(batch: Any)
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_the_loss_scale_grows_after_many_good_steps() -> None:
+def test_loss_scale_doubles_after_many_good_steps() -> None:
     scale = LossScale(torch.tensor(8.0), torch.tensor(LOSS_SCALE_GROWTH_STEPS - 2, dtype=torch.int32))
     for expected in (8.0, 16.0, 16.0):
         scale.update(torch.tensor(False))
@@ -37,7 +37,7 @@ def test_the_loss_scale_grows_after_many_good_steps() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_lower_precision_gives_nearly_the_same_step(batch: Any, dtype: torch.dtype) -> None:
+def test_16_bit_steps_are_close_to_fp32(batch: Any, dtype: torch.dtype) -> None:
     scale = LossScale.start(torch.device("cpu")) if dtype == torch.float16 else None
     exact, close = make_state(tiny(model=NO_DROPOUT)), make_state(tiny(model=NO_DROPOUT), loss_scale=scale)
     step(exact, batch)
@@ -48,17 +48,17 @@ def test_lower_precision_gives_nearly_the_same_step(batch: Any, dtype: torch.dty
     assert right.grad_norm == pytest.approx(left.grad_norm, rel=2e-2)
 
 
-def test_dropout_is_a_function_of_seed_step_and_micro_batch(batch: Any) -> None:
-    found = []
+def test_dropout_depends_only_on_seed_step_and_micro_batch(batch: Any) -> None:
+    all_sums = []
     for number in (5, 5, 6):
         state = make_state(tiny())
-        torch.manual_seed(len(found))  # what happened to torch's generator before does not matter
+        torch.manual_seed(len(all_sums))  # the previous state of PyTorch's generator has no effect
         step(state, batch, number)
-        found.append(state.sums.tolist())
-    assert found[0] == found[1] != found[2]
+        all_sums.append(state.sums.tolist())
+    assert all_sums[0] == all_sums[1] != all_sums[2]
 
 
-def test_gradients_are_clipped_to_the_given_norm(batch: Any) -> None:
+def test_gradients_are_clipped_to_max_grad_norm(batch: Any) -> None:
     state = make_state(tiny(model={"initializer_range": 0.5}))
     step(state, batch)
     assert StepSums.read(state.sums).grad_norm > 1.0
