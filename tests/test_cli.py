@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.cli.options import KEYS_OF_FLAGS
+from bert_pretrain.cli.options import FLAG_KEYS
 from bert_pretrain.config_keys import key_schemas
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
@@ -146,4 +146,4 @@ def test_a_wrong_call_exits_with_2_and_names_the_flag_that_was_meant(call: str) 
     assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
     assert WRONG[call] in result.stderr
-    assert set(KEYS_OF_FLAGS.values()) <= key_schemas().keys()
+    assert set(FLAG_KEYS.values()) <= key_schemas().keys()

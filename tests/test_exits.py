@@ -50,7 +50,7 @@ def fail(error: Exception, output: str = "some/folder") -> None:
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "not be written"),
         (RuntimeError("basic_ios::clear: iostream error"), "not be written"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "disk is full"),
-        (os_error(errno.ENOENT, "data/x"), "is gone"),
+        (os_error(errno.ENOENT, "data/x"), "disappeared"),
         (os_error(errno.EACCES, "data/x"), "Permission denied"),
     ],
 )
