@@ -38,8 +38,8 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     if page == output:
         output = output.with_suffix(".png")
     records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
-    figures = [curves.figure_of(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
-    pictures = [base64.b64encode(curves.encoded(figure)).decode() for figure in figures]
+    figures = [curves.make_figure(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
+    pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
     for name, record, lines in zip(curves.run_names(runs), records, metrics, strict=True):
         hints, cells = diagnose(record, lines), _cells(lines)

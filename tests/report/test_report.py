@@ -12,7 +12,7 @@ import pytest
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import sha256_file
-from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics
+from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_metrics
 from bert_pretrain.report.render import escaped, render
 from bert_pretrain.report.report import normal_values, write_report
 from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of
@@ -54,7 +54,7 @@ def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> Non
 
 def test_panels_show_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path, vocab_size=4096, unigram_entropy={"train": 6.0, "validation": 5.5})
-    figure = figure_of([run], [manifest.read_record(run)], [read_metrics(run)], PANELS)
+    figure = make_figure([run], [manifest.read_record(run)], [read_metrics(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
