@@ -31,7 +31,7 @@ Change = Callable[[Examples, Tokenizer], Examples]
 
 def inspected(path: Path) -> Inspection:
     folder = DataFolder(path, read_json(path / "manifest.json"))
-    return inspect_rows(folder, "train", [0], everything=True, workers=1)
+    return inspect_rows(folder, "train", [0], all_shards=True, workers=1)
 
 
 def rewritten(data: Path, place: Path, change: Change, shard: int = 0) -> Path:
