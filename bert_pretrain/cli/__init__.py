@@ -16,15 +16,13 @@ import typer
 from bert_pretrain import __version__
 from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
-from bert_pretrain.cli.options import SuggestingCommand
+from bert_pretrain.cli.options import SuggestingCommand, option
 from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
 from bert_pretrain.io import cores
 
-_NAME = "bert-pretrain"
-
 app = typer.Typer(
-    name=_NAME,
+    name="bert-pretrain",
     help="Pretrain a BERT: raw text to a vocabulary, to examples, to a model that opens in transformers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -40,12 +38,11 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = option("Show the version and exit.", None, "--version", callback=_print_version, is_eager=True)
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
@@ -68,7 +65,7 @@ def main() -> None:
     code: Any = 0
     try:
         try:
-            app(prog_name=_NAME)  # without the name, completion under `python -m` would be for another program
+            app(prog_name=app.info.name)  # without the name, completion under `python -m` would be for another program
         finally:
             _restore_default_signals()
     except (Terminated, KeyboardInterrupt) as interruption:  # before a command started, or after it ended

@@ -46,13 +46,11 @@ def vocab(
         from bert_pretrain.config_file import load_config
         from bert_pretrain.model.hub import model_folder
         from bert_pretrain.vocab.run import make_vocab
-    misplaced = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
-    if misplaced[1] is not None:
-        raise ConfigError(
-            f"{misplaced[0]} cannot be used {'with' if extend else 'without'} --extend",
-            where=f"{misplaced[0]} {misplaced[1]}",
-            remedy="use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
-        )
+    misplaced, value = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
+    if value is not None:
+        what = f"{misplaced} cannot be used {'with' if extend else 'without'} --extend"
+        remedy = "use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out"
+        raise ConfigError(what, where=f"{misplaced} {value}", remedy=remedy)
     flags = {
         "vocab.tokens": ("--tokens", tokens),
         "vocab.size": ("--vocab-size", vocab_size),

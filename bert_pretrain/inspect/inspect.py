@@ -21,7 +21,6 @@ from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.report.curves import write_file
-from bert_pretrain.text.tokenizer import Tokenizer
 
 _STATISTICS = (  # title, name, format
     ("examples", "rows", ","),
@@ -43,7 +42,6 @@ class Inspection:
     """Results of the inspection of a data folder."""
 
     folder: DataFolder
-    tokenizer: Tokenizer
     reports: dict[str, list[ShardReport]]  # by split: of all shards, or of those with the shown examples
     examples: list[RenderedExample]
 
@@ -140,7 +138,7 @@ def inspect_rows(
     """Check all shards, or only those of the rows, and render the rows of usable shards."""
     tokenizer = folder.tokenizer()
     shards, _ = locate_rows(folder, split, rows)
-    reports: dict[str, dict[int, ShardReport]] = {}
+    reports: dict[str, list[ShardReport]] = {}
     for name in folder.manifest["splits"] if all_shards else [split]:
         records = folder.shards(name)
         first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
@@ -148,12 +146,11 @@ def inspect_rows(
         tasks = [(records[number], first_rows[number]) for number in numbers]
         check = partial(check_shard, folder.path, name, tokenizer, folder.config)
         processes = workers or min(available_cores(), 1 + len(tasks) // 16)  # starting one takes as long as 16 shards
-        results = run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard")
-        reports[name] = dict(zip(numbers, results, strict=True))
-    usable = [number for number, report in reports[split].items() if report.statistics]
+        reports[name] = list(run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard"))
+        if name == split:
+            usable = {number for number, report in zip(numbers, reports[name], strict=True) if report.statistics}
     readable = [row for row, shard in zip(rows, shards, strict=True) if shard in usable]
-    by_split = {name: list(by_number.values()) for name, by_number in reports.items()}
-    return Inspection(folder, tokenizer, by_split, render_rows(folder, split, readable, tokenizer))
+    return Inspection(folder, reports, render_rows(folder, split, readable, tokenizer))
 
 
 def _choose_rows(folder: DataFolder, split: str, num_rows: int, chosen: Sequence[int], seed: int) -> list[int]:
