@@ -59,10 +59,11 @@ def inference_config(
     """Return the configuration of a command that uses a model."""
     from bert_pretrain.config_file import load_config
 
-    flags = {
-        "train.device": ("--device", device),
-        "train.precision": ("--precision", precision),
-        "data.text_field": ("--text-field", text_field),
-        "data.encoding": ("--encoding", encoding),
-    }
-    return load_config(flags=flags)
+    return load_config(
+        flags={
+            "train.device": ("--device", device),
+            "train.precision": ("--precision", precision),
+            "data.text_field": ("--text-field", text_field),
+            "data.encoding": ("--encoding", encoding),
+        }
+    )

@@ -149,27 +149,11 @@ def train(
     loaded = load_config(config, settings or (), flags, with_phases=False)
     run_folder = local_path(output, "--output")
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
-    loaded, data_folder = check_inputs(
-        loaded,
-        local_path(data, "--data"),
-        run_folder,
-        init_from=init_folder,
-        carry_optimizer=carry_optimizer,
-        overwrite=overwrite,
-        verify=verify,
-    )
+    options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
+    loaded, data_folder = check_inputs(loaded, local_path(data, "--data"), run_folder, **options, verify=verify)
     with importing():
         from bert_pretrain.train.run import train as run_train
-    run_train(
-        loaded,
-        data_folder,
-        run_folder,
-        init_from=init_folder,
-        carry_optimizer=carry_optimizer,
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-    )
+    run_train(loaded, data_folder, run_folder, **options, resume=resume, dry_run=dry_run)
 
 
 def run(

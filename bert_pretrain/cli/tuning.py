@@ -112,6 +112,7 @@ def predict(
     file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.predict import predict as run_predict
+    changes = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field}
     run_predict(
         folder,
         input,
@@ -119,12 +120,7 @@ def predict(
         config=config.train,
         batch_tokens=batch_tokens,
         skip_empty=skip_empty,
-        changes={
-            "text_field": text_field,
-            "pair_field": pair_field,
-            "tokens_field": tokens_field,
-            "max_length": max_length,
-        },
+        changes={**changes, "max_length": max_length},
         **_reader_options(file_format, columns, encoding),
     )
 

@@ -48,7 +48,7 @@ MORE_PANELS = (
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders in an output folder of `run`, oldest first; any other folder is returned itself."""
+    """Return the runs in an output folder of `run`, oldest first, or the folder itself if it has no such runs."""
     files = [path for pattern in ("train", "train/*") for path in folder.glob(f"{pattern}/metrics.jsonl")]
     if not files or (folder / "metrics.jsonl").is_file():
         return [folder]

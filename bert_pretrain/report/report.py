@@ -63,7 +63,7 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = {"nsp": "Next sentence", "sop": "Sentence order"}.get(value_of(record, "data.statistics.next_sentence"), "")
     values = (
         ("First loss", first, f"about {{:.1f}} nats: {why}; lower if the run starts from another model's weights."),
-        ("Plateau", frequencies, f"near {{:.1f}} nats, the loss of token frequencies, {duration}, longer if deep."),
+        ("Plateau", frequencies, f"near {{:.1f}} nats (token frequencies) {duration}, longer for deep models."),
         (pairs, pairs, f"50 % {duration}, often until the other loss leaves its plateau."),
         ("Gradient norm", number_of(record, "config.train.max_grad_norm"), "slowly falling; clipped above {:g}."),
         ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may be below training, due to dropout."),

@@ -4,9 +4,10 @@ The table comes from models of `run auto`, fine-tuned by `finetune classify` wit
 repeats the measurement.
 """
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bert_pretrain.report.curves import Metrics, value_of
 
@@ -18,7 +19,6 @@ MEASURED = {
     "en": ((4.10, 1.5), (3.81, 1.7), (3.72, 2.7), (3.58, 2.7)),
     "zh": ((4.08, -1.7), (3.87, -1.5), (3.45, -1.5)),
 }
-NEAR = 0.15  # nats from a measured loss within which its points are valid
 BETTER, WORSE = 2.0, -1.0  # points at which a model counts as better or worse than word counts
 
 
@@ -28,13 +28,8 @@ class Use(NamedTuple):
     points: float  # of accuracy, above word counts
     is_measured: bool  # whether the loss is in the measured range
 
-    @property
-    def is_better(self) -> bool:
-        """Whether the model is expected to be better than word counts."""
-        return self.points >= BETTER
-
     def __str__(self) -> str:
-        if self.is_better:
+        if self.points >= BETTER:
             text = f"better than word counts, by about {self.points:.0f} points"
         else:
             text = "about as good as word counts" if self.points > WORSE else "worse than word counts"
@@ -48,12 +43,11 @@ def expected_use(mlm_loss: float, vocab_size: int, language: str) -> Use | None:
     """
     if language not in MEASURED:
         return None
-    measured, loss = sorted(MEASURED[language]), mlm_loss / (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
-    for (low, points), (high, next_points) in itertools.pairwise(measured):
-        if low <= loss <= high:
-            return Use(points + (next_points - points) * (loss - low) / (high - low), is_measured=True)
-    nearest = measured[0] if loss < measured[0][0] else measured[-1]
-    return Use(nearest[1], is_measured=abs(loss - nearest[0]) <= NEAR)
+    loss = mlm_loss / (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
+    losses, points = zip(*sorted(MEASURED[language]), strict=True)
+    near = 0.15  # nats outside the measured losses within which the points are valid
+    is_measured = losses[0] - near <= loss <= losses[-1] + near
+    return Use(float(np.interp(loss, losses, points)), is_measured)
 
 
 def use_of(record: Mapping[str, Any], metrics: Metrics) -> Use | None:

@@ -150,8 +150,9 @@ def test_lower_loss_is_never_worse_and_extrapolation_is_marked(language: str) ->
 def test_points_are_interpolated_from_the_last_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MEASURED, "en", ((5.0, -4.0), (4.0, 4.0)))
     use, better = (expected_use(loss, VOCAB_SIZE, "en") for loss in (4.5, 4.1))
-    assert use.points == 0.0
-    assert better.is_better is (better.points >= BETTER)
+    assert (use.points, str(use)) == (0.0, "about as good as word counts")
+    assert better.points >= BETTER
+    assert str(better).startswith("better than word counts, by about 3 points")
     assert expected_use(4.1, VOCAB_SIZE, "fi") is None
     statistics = {"vocab_size": VOCAB_SIZE, "language": "en"}
     lines = [{"validation_mlm_loss": 9.0}, {"step": 3}, {"validation_mlm_loss": 4.5}, {"step": 5}]
