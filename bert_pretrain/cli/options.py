@@ -78,7 +78,7 @@ class SuggestingCommand(TyperCommand):
     """A command that suggests an option for an unknown one, such as `--lr` in other programs."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of arguments and options; options of one task get a section of their own."""
+        """Write the help of arguments and options; each task has a section for its options."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
