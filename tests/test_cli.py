@@ -1,4 +1,4 @@
-"""The command line: answers at once, whole in 80 columns, completes, and names the flag that was meant."""
+"""Command line: fast help in 80 columns, shell completion and suggestions for wrong options."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.cli.options import KEYS_OF_FLAGS
+from bert_pretrain.cli.options import FLAG_KEYS
 from bert_pretrain.config_keys import key_schemas
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
@@ -22,14 +22,14 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("module", ["typer", "bert_pretrain.vocab.run"])
-def test_ctrl_c_while_the_program_is_imported_is_one_line(tmp_path: Path, module: str) -> None:
+def test_ctrl_c_during_imports_prints_one_line(tmp_path: Path, module: str) -> None:
     code = f"""
 import builtins, os, runpy, signal, sys
-ordinary, sys.argv = builtins.__import__, ["bert-pretrain", "vocab", "t", "--output", "o"]
+original, sys.argv = builtins.__import__, ["bert-pretrain", "vocab", "t", "--output", "o"]
 def interrupt(name, *rest, **options):
     if name == {module!r}:
         os.kill(os.getpid(), signal.SIGINT)
-    return ordinary(name, *rest, **options)
+    return original(name, *rest, **options)
 builtins.__import__ = interrupt
 runpy.run_module("bert_pretrain", run_name="__main__")
 """
@@ -48,8 +48,8 @@ COMPLETE = {
 }
 
 
-def test_completion_is_written_for_the_program_whoever_starts_it() -> None:
-    # By itself typer looks which shell has called it, and here none may have.
+def test_completion_script_names_the_program() -> None:
+    # typer would detect the calling shell, and there may be none here.
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     for shell in ("bash", "fish"):
         command = [sys.executable, "-m", "bert_pretrain", "--show-completion", shell]
@@ -58,39 +58,37 @@ def test_completion_is_written_for_the_program_whoever_starts_it() -> None:
         assert "-m" not in script.split()
 
 
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-WAITS: list[tuple[dict[str, str], str]] = [
+OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+WAITS: list[tuple[dict[str, str], str]] = [  # variables set by the user, and the values that OpenMP gets
     ({}, "passive 1000"),
     ({"OMP_WAIT_POLICY": "active"}, "active None"),
     ({"GOMP_SPINCOUNT": "5"}, "passive 5"),
 ]
-"""Variables of the user's own, and those that threads then find."""
 
 
 @pytest.fixture(scope="module")
 def printed() -> dict[str, tuple[str, str]]:
-    """What calls print without a heavy library, and how threads would wait: OpenMP reads that when torch is loaded."""
-    asked = {
-        words: {"COMP_WORDS": f"bert-pretrain {words}", "COMP_CWORD": str(len(words.split(" ")))} for words in COMPLETE
-    }
+    """Return the output and the exit code with OpenMP variables of several calls, made in one process."""
     calls: dict[str, tuple[list[str], dict[str, str]]] = {
-        **{f"complete {words}": ([], {**asked[words], "_BERT_PRETRAIN_COMPLETE": "complete_bash"}) for words in asked},
         **{f"help {name}": ([name, "--help"], {"COLUMNS": "80"}) for name in COMMANDS},
         "help ": (["--help"], {"COLUMNS": "80"}),
-        **{f"waits {own}": (["--version"], own) for own, _ in WAITS},
+        **{f"waits {variables}": (["--version"], variables) for variables, _ in WAITS},
     }
+    for words in COMPLETE:
+        variables = {"COMP_WORDS": f"bert-pretrain {words}", "COMP_CWORD": str(len(words.split(" ")))}
+        calls[f"complete {words}"] = [], {**variables, "_BERT_PRETRAIN_COMPLETE": "complete_bash"}
     program = f"""
 import os, sys
 from bert_pretrain.cli import main
-before = {{name: value for name, value in os.environ.items() if name not in {WAITING}}}
+before = {{name: value for name, value in os.environ.items() if name not in {OPENMP}}}
 for arguments, variables in {list(calls.values())}:
     os.environ.clear()
     os.environ.update({{**before, **variables}})
     sys.argv = ["bert-pretrain", *arguments]
     try:
         main()
-    except SystemExit as leaving:
-        print("\\f", leaving.code, *map(os.environ.get, {WAITING}), end="\\f")
+    except SystemExit as error:
+        print("\\f", error.code, *map(os.environ.get, {OPENMP}), end="\\f")
 print([name for name in {HEAVY} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -99,16 +97,16 @@ print([name for name in {HEAVY} if name in sys.modules])
     return dict(zip(calls, zip(parts[::2], parts[1::2], strict=True), strict=True))
 
 
-def test_a_shell_completes_commands_flags_and_presets(printed: dict[str, tuple[str, str]]) -> None:
+def test_shell_completes_commands_flags_and_presets(printed: dict[str, tuple[str, str]]) -> None:
     assert {words: set(printed[f"complete {words}"][0].split()) for words in COMPLETE} == COMPLETE
 
 
-def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(printed: dict[str, tuple[str, str]]) -> None:
-    assert [printed[f"waits {own}"][1] for own, _ in WAITS] == [f" 0 {expected}" for _, expected in WAITS]
+def test_openmp_waits_passively_unless_the_user_sets_it(printed: dict[str, tuple[str, str]]) -> None:
+    assert [printed[f"waits {variables}"][1] for variables, _ in WAITS] == [f" 0 {expected}" for _, expected in WAITS]
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_is_whole_in_80_columns(printed: dict[str, tuple[str, str]], name: str) -> None:
+def test_help_is_complete_in_80_columns(printed: dict[str, tuple[str, str]], name: str) -> None:
     shown, group = printed[f"help {name}"][0], typer.main.get_command(app)
     command = group.commands[name] if name else group
     texts = [command.help, *(parameter.help for parameter in command.params)]
@@ -141,9 +139,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("call", WRONG)
-def test_a_wrong_call_exits_with_2_and_names_the_flag_that_was_meant(call: str) -> None:
+def test_wrong_call_exits_with_2_and_suggests_the_right_flag(call: str) -> None:
     result = CliRunner().invoke(app, call.split())
     assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
     assert WRONG[call] in result.stderr
-    assert set(KEYS_OF_FLAGS.values()) <= key_schemas().keys()
+    assert set(FLAG_KEYS.values()) <= key_schemas().keys()

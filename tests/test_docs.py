@@ -21,7 +21,6 @@ import yaml
 import mkdocs_hooks
 from bert_pretrain.cli import app
 from bert_pretrain.cli.options import training_flags
-from bert_pretrain.cli.stages import AUTO
 from bert_pretrain.config_file import load_config
 from tests.conftest import call, one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
@@ -172,7 +171,7 @@ def check_command(command: list[str]) -> None:
     given = GROUP.commands[name].make_context(name, rest).params
     source = given.get("config")
     # A file is the reader's own, and `auto` makes its own.
-    preset = None if str(source).endswith(".yaml") or (name, source) == ("run", AUTO) else source
+    preset = None if str(source).endswith(".yaml") or (name, source) == ("run", "auto") else source
     names = ("steps", "learning_rate", "batch_size", "device", "time")
     values = {flag: given.get(flag) if name in ("train", "run") else None for flag in names}
     of_all_stages = values.pop("time") if name == "run" else None

@@ -1,4 +1,4 @@
-"""What the system refuses is one message and exit code 2; a bug keeps its traceback; errors cross process borders."""
+"""Exit codes and messages of user errors, system errors, signals and bugs."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ def os_error(number: int, *path: str) -> OSError:
 
 
 def fail(error: Exception, output: str = "some/folder") -> None:
-    """Raise an error as a command of an output does."""
+    """Raise an error inside a command with an output."""
 
     @reports_errors
     def embed(output: str) -> None:
@@ -34,10 +34,10 @@ def fail(error: Exception, output: str = "some/folder") -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (os_error(errno.ENOSPC, "data/x"), "disk is full"),
-        (os_error(errno.ENOSPC), "where: some/folder"),  # as a write to an open file says it
+        (os_error(errno.ENOSPC), "where: some/folder"),  # a write to an open file gives no path
         (os_error(errno.EFBIG), "larger than allowed"),
         (os_error(errno.EMFILE, "data/x"), "too many files"),
         (os_error(errno.ENOMEM), "memory"),
@@ -50,60 +50,60 @@ def fail(error: Exception, output: str = "some/folder") -> None:
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "not be written"),
         (RuntimeError("basic_ios::clear: iostream error"), "not be written"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "disk is full"),
-        (os_error(errno.ENOENT, "data/x"), "is gone"),
+        (os_error(errno.ENOENT, "data/x"), "disappeared"),
         (os_error(errno.EACCES, "data/x"), "Permission denied"),
     ],
 )
-def test_what_the_system_refuses_is_one_message(error: Exception, said: str, capsys) -> None:
-    with pytest.raises(typer.Exit) as leaving:
+def test_system_error_becomes_one_message(error: Exception, expected: str, capsys) -> None:
+    with pytest.raises(typer.Exit) as exit_error:
         fail(error)
-    assert leaving.value.exit_code == 2
+    assert exit_error.value.exit_code == 2
     message = capsys.readouterr().err
-    assert said in message
+    assert expected in message
     assert message.count("error: ") == 1
     assert "where: data/x" in message or getattr(error, "filename", None) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), os_error(errno.EIO), ValueError("a bug")])
-def test_a_bug_keeps_its_traceback(error: Exception) -> None:
+def test_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         fail(error)
 
 
-def test_an_output_that_cannot_be_written_is_one_message_and_one_that_is_closed_is_none(tmp_path: Path) -> None:
+def test_unwritable_stdout_is_one_message_and_closed_stdout_is_none(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        found = _version(stdout=file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
-    assert found.returncode == 1
-    assert found.stderr.startswith("error: cannot write")
-    assert "ignored" not in found.stderr
+        done = _version(stdout=file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write")
+    assert "ignored" not in done.stderr
     reading, writing = os.pipe()
-    os.close(reading)  # a reader that leaves
+    os.close(reading)  # the reader is gone
     with os.fdopen(writing, "w") as pipe:
-        found = _version(stdout=pipe)
-    assert (found.returncode, found.stderr) == (1, "")
-    found = _version(preexec_fn=lambda: os.close(1))
-    assert (found.returncode, found.stderr) == (0, "")
+        done = _version(stdout=pipe)
+    assert (done.returncode, done.stderr) == (1, "")
+    done = _version(preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_mistake_crosses_process_borders_whole() -> None:
+def test_errors_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DataError("what", where="a.yaml:3", remedy="correct it")))
     assert type(error) is DataError
     assert (error.what, error.where, error.remedy) == ("what", "a.yaml:3", "correct it")
-    stopped = pickle.loads(pickle.dumps(Interrupted(130, "go on so")))
-    assert (stopped.exit_code, stopped.message) == (130, "go on so")
+    stopped = pickle.loads(pickle.dumps(Interrupted(130, "run it again")))
+    assert (stopped.exit_code, stopped.message) == (130, "run it again")
 
 
-def test_the_status_of_a_training_tells_a_mistake(tmp_path: Path) -> None:
+def test_training_status_reports_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").touch()
     for name in ("run", "other"):
         call("train", "--data", "missing", "--output", tmp_path / name, code=2)
-    found = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (found["status"], found["step"]) == ("wrong_input", 0)
-    assert "missing" in found["message"]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["status"], status["step"]) == ("wrong_input", 0)
+    assert "missing" in status["message"]
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
     (tmp_path / "run" / "status.json").unlink()
-    with manifest.exclusive(tmp_path / "run"):  # as of a session that goes on
+    with manifest.exclusive(tmp_path / "run"):  # another session is running
         call("train", "--data", "missing", "--output", tmp_path / "run", code=2)
     assert not (tmp_path / "run" / "status.json").exists()
 
@@ -116,7 +116,7 @@ def _version(**streams: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_at_the_very_end_is_no_traceback(number: int) -> None:
+def test_signal_during_shutdown_prints_no_traceback(number: int) -> None:
     program = f"""
 import atexit, os, sys
 atexit.register(os.kill, os.getpid(), {int(number)})
@@ -124,11 +124,11 @@ sys.argv = ["bert-pretrain", "--version"]
 from bert_pretrain.cli import main
 main()
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stderr) == (-number, "")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-number, "")
 
 
-def test_a_terminal_without_our_characters_is_no_traceback(tmp_path: Path) -> None:
+def test_terminal_encoding_without_some_characters_is_no_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bert_pretrain", "run", "tiny", "nosuch.txt", "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, check=False)
     assert done.returncode == 2

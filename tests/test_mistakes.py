@@ -1,4 +1,4 @@
-"""The mistakes of users, enumerated: each ends with exit code 2 and one message of three parts, and changes no file."""
+"""User errors of every command: exit code 2, one message of three parts, and no changed file."""
 
 import codecs
 import gzip
@@ -25,7 +25,7 @@ SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path, data_folder: Path, bert_folder: Path) -> Path:
-    """A folder with one of each thing that a mistake needs."""
+    """Return a folder with the files and folders that the calls name."""
     place = tmp_path_factory.mktemp("place")
     for name, folder in (("vocab", vocab_folder), ("data", data_folder), ("bert", bert_folder)):
         (place / name).symlink_to(folder)
@@ -35,16 +35,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path, data_fol
         (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (place / "vocab-folder" / "vocab.txt").mkdir(parents=True)
     for name, change in CHANGED.items():
-        origin = place / name.partition("-")[0]
-        shutil.copytree(origin, place / name)
+        shutil.copytree(place / name.partition("-")[0], place / name)
         change(place / name)
-        if name != "bert-sealed":  # else every change would be the same mistake
+        if name != "bert-sealed":  # otherwise every change would be found by its checksum
             (place / name / CHECKSUMS).unlink(missing_ok=True)
     return place
 
 
-def _xz_of_a_huge_dictionary() -> bytes:
-    """An `.xz` file whose header asks for 4 GiB of memory; the content is a few bytes."""
+def _xz_with_huge_dictionary() -> bytes:
+    """Return a small `.xz` file with a header that asks for 4 GiB of memory."""
     packed = bytearray(lzma.compress(TEXT.encode()))
     block = packed[12 : 12 + 4 * (packed[12] + 1) - 4]  # the block header, without its checksum
     block[block.index(b"\x21\x01") + 2] = 40
@@ -61,7 +60,7 @@ FILES: dict[str, str | bytes] = {
     "gbk.txt": "天气很好，我们去看海。".encode("gbk"),
     "cut.json": '[{"text": "a"}, {"text"',
     "damaged.txt.gz": gzip.compress(TEXT.encode())[:-12],
-    "huge.txt.xz": _xz_of_a_huge_dictionary(),
+    "huge.txt.xz": _xz_with_huge_dictionary(),
     "a.jsonl": '{"text": "a"}\n{broken\n',
     "list.jsonl": '["a"]\n',
     "number.jsonl": '{"text": 5}\n',
@@ -84,7 +83,7 @@ FILES: dict[str, str | bytes] = {
 
 
 def _json(name: str, **values: object) -> Callable[[Path], object]:
-    """Return what changes some values of a JSON file."""
+    """Return a function that changes values in a JSON file of a folder."""
     return lambda folder: (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **values}))
 
 
@@ -92,7 +91,7 @@ def _shortened(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
 
 
-# Folders with one fault, each a copy of the one before the hyphen.
+# Copies of the folder before the hyphen, each with one fault.
 CHANGED: dict[str, Callable[[Path], object]] = {
     "vocab-added": _json("tokenizer.json", added_tokens=7),
     "vocab-lower": _json("tokenizer_config.json", do_lower_case="maybe"),
@@ -105,11 +104,9 @@ CHANGED: dict[str, Callable[[Path], object]] = {
     "bert-weights": lambda folder: (folder / "model.safetensors").unlink(),
     "bert-sealed": _shortened("model.safetensors"),
 }
-NEW = ("v", "d", "r", "o", ".token-store")
-"""Names of outputs, which may have been begun."""
+OUTPUTS = ("v", "d", "r", "o", ".token-store")
 
-# The call, and what the message names as the place.
-MISTAKES = {
+MISTAKES = {  # a call, and the place that its message names
     # inputs
     "missing input": ("vocab missing.txt --output v", "missing.txt"),
     "a pattern that nothing matches": ("vocab *.zst --output v", "*.zst"),
@@ -232,11 +229,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("call", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(place: Path, call, where: str, monkeypatch) -> None:
+def test_user_error_prints_one_message_and_changes_nothing(place: Path, call, where: str, monkeypatch) -> None:
     monkeypatch.chdir(place)
-    if (
-        re.match("(make-data|train|run auto) ", call) and "--dry-run" not in call
-    ):  # refuses the same and leaves no trace
+    if re.match("(make-data|train|run auto) ", call):  # a dry run finds the same error and writes nothing
         times = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
         check_message(f"{call} --dry-run", where)
         assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == times
@@ -257,12 +252,12 @@ def check_message(call: str, where: str) -> None:
 
 
 def _content(place: Path) -> dict[Path, bytes]:
-    """Return every file with its bytes, links and outputs that were begun left out."""
-    files = (path for path in place.rglob("*") if path.is_file() and path.relative_to(place).parts[0] not in NEW)
+    """Return all files with their bytes, except links and unfinished outputs."""
+    files = (path for path in place.rglob("*") if path.is_file() and path.relative_to(place).parts[0] not in OUTPUTS)
     return {path: path.read_bytes() for path in files}
 
 
-EARLY = (
+WITHOUT_TORCH = (
     "train --data nosuch --output r",
     "train --data data --output a.txt --config tiny",
     "train --data data --output r --init-from mine",
@@ -275,16 +270,16 @@ EARLY = (
 )
 
 
-def test_what_can_be_told_without_torch_is_told_before_its_import(place: Path) -> None:
+def test_errors_that_need_no_torch_are_reported_before_its_import(place: Path) -> None:
     program = f"""
 import shlex, sys
 from bert_pretrain.cli import main
-for call in {EARLY!r}:
+for call in {WITHOUT_TORCH!r}:
     sys.argv = ["bert-pretrain", *shlex.split(call)]
     try:
         main()
-    except SystemExit as leaving:
-        print("torch" in sys.modules, leaving.code)
+    except SystemExit as error:
+        print("torch" in sys.modules, error.code)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-len(EARLY) :] == ["False 2"] * len(EARLY), done.stderr
+    assert done.stdout.splitlines()[-len(WITHOUT_TORCH) :] == ["False 2"] * len(WITHOUT_TORCH), done.stderr

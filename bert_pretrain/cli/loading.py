@@ -1,4 +1,4 @@
-"""Code that commands share: imports at the call, so that `--help` is instant, and the configuration from flags."""
+"""Helpers of several commands: imports inside a command, and the configuration for inference."""
 
 import contextlib
 import signal
@@ -14,17 +14,17 @@ STARTED = time.monotonic()
 
 
 def seconds_since_start() -> float:
-    """Return how long this command has run, the start of the interpreter left out."""
+    """Return the seconds since this module was imported, just after the interpreter started."""
     return time.monotonic() - STARTED
 
 
 @contextlib.contextmanager
 def importing(*, with_pandas: bool = True) -> Iterator[None]:
-    """Hold signals back while a command imports what it needs: one that interrupts an import may be lost or break it.
+    """Block signals while a command imports modules, because an interrupted import may be left broken.
 
-    With `with_pandas` pandas, too, which pyarrow otherwise imports at its first use, whenever that is.
+    `with_pandas` also imports pandas, which pyarrow would otherwise import at its first use, with signals enabled.
     """
-    with held_signals():
+    with blocked_signals():
         if with_pandas:
             with contextlib.suppress(ImportError):
                 import pandas  # type: ignore[import-untyped]  # noqa: F401
@@ -32,8 +32,8 @@ def importing(*, with_pandas: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Let signals wait that would end this process."""
+def blocked_signals() -> Iterator[None]:
+    """Block SIGINT and SIGTERM; they arrive when the context ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -42,12 +42,12 @@ def held_signals() -> Iterator[None]:
 
 
 def bert_folder(model: Path, flag: str = "MODEL") -> Path:
-    """Return the folder of a BERT, refused before torch is imported if its sizes, headers or checksums are wrong."""
+    """Return the local folder of a BERT model; check its sizes, headers and checksums before torch is imported."""
     with importing(with_pandas=False):
         from bert_pretrain.model.folder import CONFIG, check_model, read_config
         from bert_pretrain.model.hub import model_folder
     folder = model_folder(model, flag)
-    if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # in which modules may have own folders
+    if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # sentence-transformers uses subfolders
         check_model(folder, flag, whole=False)
         read_config(folder, flag)
     return folder
@@ -59,10 +59,11 @@ def inference_config(
     """Return the configuration of a command that uses a model."""
     from bert_pretrain.config_file import load_config
 
-    flags = {
-        "train.device": ("--device", device),
-        "train.precision": ("--precision", precision),
-        "data.text_field": ("--text-field", text_field),
-        "data.encoding": ("--encoding", encoding),
-    }
-    return load_config(flags=flags)
+    return load_config(
+        flags={
+            "train.device": ("--device", device),
+            "train.precision": ("--precision", precision),
+            "data.text_field": ("--text-field", text_field),
+            "data.encoding": ("--encoding", encoding),
+        }
+    )

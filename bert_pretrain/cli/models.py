@@ -1,4 +1,4 @@
-"""Commands for the outputs of the stages: data folders, models and runs."""
+"""Commands that use the outputs of the stages: data folders, models and runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,13 @@ from bert_pretrain.io.files import local_path
 
 
 def inspect(
-    data: Annotated[Path, argument("DATA_DIR", "A folder that make-data has written.")],
-    split: Annotated[str, option("The split of the examples: train or validation.")] = "train",
-    rows: Annotated[int | None, option("How many examples to show.", min=0)] = None,
+    data: Annotated[Path, argument("DATA_DIR", "A data folder, written by make-data.")],
+    split: Annotated[str, option("Split to show: train or validation.")] = "train",
+    rows: Annotated[int | None, option("Number of examples to show.", min=0)] = None,
     row: Annotated[list[int] | None, option("Show this row; may be repeated.")] = None,
-    seed: Annotated[int, option("Seed for drawing rows.")] = 0,
-    stats: Annotated[bool, switch("--stats", "Read all shards: statistics and checks.")] = False,
-    html: Annotated[str | None, option("Write everything to this HTML file.", "FILE")] = None,
+    seed: Annotated[int, option("Seed of the random choice of rows.")] = 0,
+    stats: Annotated[bool, switch("--stats", "Read all shards and print statistics and checks.")] = False,
+    html: Annotated[str | None, option("Also write a page with examples, statistics and checks.", "FILE")] = None,
     workers: cli.Workers = None,
 ) -> None:
     """Show and check a data folder.
@@ -29,7 +29,7 @@ def inspect(
     """
     with importing():
         from bert_pretrain.inspect.inspect import inspect as run_inspect
-    is_sound = run_inspect(
+    passed = run_inspect(
         data,
         split=split,
         rows=rows,
@@ -39,7 +39,7 @@ def inspect(
         html=None if html is None else local_path(html, "--html"),
         workers=workers,
     )
-    if not is_sound:
+    if not passed:
         raise typer.Exit(1)
 
 
@@ -58,9 +58,7 @@ def evaluate(
     encoding: cli.Encoding = None,
     skip_empty: cli.SkipEmpty = False,
     device: cli.Device = "auto",
-    precision: Annotated[
-        str | None, option("Precision of matrix products; default auto with --data, else fp32.")
-    ] = None,
+    precision: Annotated[str | None, option("fp32, bf16, fp16 or auto; default: auto with --data, else fp32.")] = None,
 ) -> None:
     """Evaluate a model on a data folder, texts or minimal pairs.
 
@@ -110,18 +108,16 @@ def fill_mask(
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
+_POOLING = "mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat."
+
+
 def embed(
     model: cli.Model,
     inputs: cli.Texts,
     output: Annotated[str, option("The file to write: .parquet or .npy.", "FILE")],
-    level: Annotated[str, option("A vector per sentence or per token.")] = "sentence",
-    pooling: Annotated[
-        str | None,
-        option("mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat."),
-    ] = None,
-    max_length: Annotated[
-        int | None, option("Truncate texts to this length; the model's positions by default.")
-    ] = None,
+    level: Annotated[str, option("One vector per sentence or per token.")] = "sentence",
+    pooling: Annotated[str | None, option(_POOLING)] = None,
+    max_length: Annotated[int | None, option("Truncate texts to N tokens; default: the model's limit.", "N")] = None,
     batch_tokens: cli.BatchTokens = None,
     text_field: cli.TextField = None,
     encoding: cli.Encoding = None,
@@ -152,9 +148,9 @@ def embed(
 
 def report(
     runs: Annotated[list[Path], argument("RUN", "Run folders.")],
-    output: Annotated[str, option("The PNG file to write; the page is next to it.", "FILE")],
+    output: Annotated[str, option("Picture to write; an HTML page goes next to it.", "FILE")],
 ) -> None:
-    """Plot the curves of runs, next to values that are normal.
+    """Plot the curves of runs and list the values to expect.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the help; unknown flags are answered with the one that was meant."""
+"""Options shared by several commands, the layout of the help, and suggestions for unknown options."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,12 +9,12 @@ from typer.core import TyperCommand
 
 
 def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
-    """Return an option that has the name of its parameter, unless flags are given."""
+    """Return an option; without `flags` it is named after its parameter."""
     return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
 def switch(flag: str, help: str, panel: str | None = None) -> Any:
-    """Return an option without a value."""
+    """Return a boolean option."""
     return option(help, None, flag, panel=panel)
 
 
@@ -24,11 +24,11 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 def presets(incomplete: str) -> list[str]:
-    """Return the shipped presets that complete a prefix, the last of several joined by commas."""
+    """Return the completions of a preset name, which may follow other names and a comma."""
     from bert_pretrain.config_file import preset_paths
 
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in preset_paths() if name.startswith(last)]
+    before, comma, prefix = incomplete.rpartition(",")
+    return [before + comma + name for name in preset_paths() if name.startswith(prefix)]
 
 
 _INPUTS = "Files, globs, folders, URLs, or dataset:NAME"
@@ -39,26 +39,26 @@ _PRESETS = "YAML files or presets such as base, joined by commas"
 ConfigSource = Annotated[str | None, option(f"{_PRESETS}.", "PRESET|FILE", "--config", autocompletion=presets)]
 RunConfig = Annotated[str, argument("CONFIG", f"{_PRESETS}; auto plans.", autocompletion=presets)]
 Settings = Annotated[list[str] | None, option("Set one key of the configuration.", "SECTION.KEY=VALUE", "--set")]
-Overwrite = Annotated[bool, switch("--overwrite", "Move another output aside instead of refusing it.")]
+Overwrite = Annotated[bool, switch("--overwrite", "Move a different existing output aside instead of stopping.")]
 Workers = Annotated[int | None, option("Processes; all cores by default.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
-Strict = Annotated[bool, switch("--strict", "Refuse invalid UTF-8 and records without a text.")]
-Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto: detected per file.", "NAME")]
-Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say.")]
+Strict = Annotated[bool, switch("--strict", "Stop at invalid UTF-8 and at records without text.")]
+Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto detects it per file.", "NAME")]
+Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say so.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
 BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.", min=1)]
-TextField = Annotated[str | None, option("Field of the text in records; text by default.")]
-SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of refusing them.")]
+TextField = Annotated[str | None, option("Name of the text field in records; text by default.")]
+SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of stopping at them.")]
 Precision = Annotated[str, option("Precision of matrix products: fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, option("auto, cpu, cuda or cuda:N.", "DEVICE")]
-# As texts: the configuration says what they mean, `1e5` and `24h` too.
+# Strings, because the configuration parses values such as `1e5` and `24h`.
 Steps = Annotated[str | None, option("Length of the run in steps.", "N")]
 Time = Annotated[str | None, option("Length of the run, such as 24h or 1h30m.", "TIME")]
 LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-up.", "RATE")]
 BatchSize = Annotated[str | None, option("Examples per step.", "N")]
 TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda:N.", "DEVICE")]
 
-KEYS_OF_FLAGS = {
+FLAG_KEYS = {  # configuration keys that have a flag
     "--steps": "train.max_steps",
     "--time": "train.time_budget",
     "--learning-rate": "train.peak_lr",
@@ -66,20 +66,19 @@ KEYS_OF_FLAGS = {
     "--device": "train.device",
     "--vocab-size": "vocab.size",
 }
-"""Common keys of the configuration that have a flag."""
 
 
 def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
-    """Return the keys that flags set, by the names of their parameters, as `load_config` takes them."""
+    """Map the values of flags, named by their parameters, to configuration keys as `load_config` expects them."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    return {KEYS_OF_FLAGS[flag]: (flag, value) for flag, value in flags.items()}
+    return {FLAG_KEYS[flag]: (flag, value) for flag, value in flags.items()}
 
 
 class SuggestingCommand(TyperCommand):
-    """A command that knows what other programs call its flags."""
+    """A command that suggests an option for an unknown one, such as `--lr` in other programs."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of arguments and options, those of one task under its name."""
+        """Write the help of arguments and options; each task has a section for its options."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
@@ -91,26 +90,26 @@ class SuggestingCommand(TyperCommand):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the error of an unknown option says which one was probably meant."""
+        """Parse the arguments; the error for an unknown option suggests a known one."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if hasattr(error, "possibilities"):  # NoSuchOption, which typer takes from click or from its own copy of it
+            if hasattr(error, "possibilities"):  # NoSuchOption, from click or from the copy inside typer
                 flags = [flag for parameter in self.params for flag in parameter.opts]
-                if meant := _meant(error.option_name, flags):  # type: ignore[attr-defined]
-                    error.message += f"; did you mean {meant}?"  # type: ignore[attr-defined]
+                if suggestion := _suggest(error.option_name, flags):  # type: ignore[attr-defined]
+                    error.message += f"; did you mean {suggestion}?"  # type: ignore[attr-defined]
                 error.possibilities = None
             raise
 
 
-def _meant(unknown: str, flags: list[str]) -> str | None:
-    """Return the flag, or the `--set`, that stands for an unknown option."""
+def _suggest(unknown: str, flags: list[str]) -> str | None:
+    """Return the flag or the `--set` that an unknown option probably means."""
     from bert_pretrain.config_keys import suggest_key
 
     key = suggest_key(unknown.lstrip("-").replace("-", "_")) or ""
     candidates = [
         *get_close_matches(unknown, flags, n=1, cutoff=0.8),
-        *(flag for flag, meant in KEYS_OF_FLAGS.items() if meant == key and flag in flags),
+        *(flag for flag, flag_key in FLAG_KEYS.items() if flag_key == key and flag in flags),
         *([f"--set {key}=VALUE"] if "." in key and "--set" in flags else []),
         *get_close_matches(unknown, flags, n=1),
     ]

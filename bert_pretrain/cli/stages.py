@@ -1,6 +1,6 @@
-"""Commands of the three stages, `run`, which runs all of them from one YAML file, and `config`, which shows it.
+"""Commands of the three stages, `run` for all stages together, and `config` to print the configuration.
 
-They translate flags into a configuration and call the stage. A signature is the list of flags, however long.
+Each command turns its flags into a configuration and calls the stage.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,6 @@ from bert_pretrain.io.files import local_path
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
-AUTO = "auto"
-GIVEN_TO_AUTO = ("inputs", "time")
 Flags = Mapping[str, tuple[str, object]]
 
 
@@ -27,9 +25,9 @@ def vocab(
     output: cli.Output,
     config: cli.ConfigSource = None,
     settings: cli.Settings = None,
-    vocab_size: Annotated[int | None, option("Tokens, special ones included.", "N")] = None,
-    extend: Annotated[Path | None, option("Add words to the vocabulary of this BERT's folder.", "FOLDER")] = None,
-    add_tokens: Annotated[int | None, option("With --extend: number of tokens; default: unused slots.", "N")] = None,
+    vocab_size: Annotated[int | None, option("Number of tokens, including special tokens.", "N")] = None,
+    extend: Annotated[Path | None, option("Extend the vocabulary of this model folder.", "FOLDER")] = None,
+    add_tokens: Annotated[int | None, option("With --extend: tokens to add; default: unused slots.", "N")] = None,
     tokens: Annotated[str | None, option("WordPiece tokens, or words as tokens.", "wordpiece|words")] = None,
     lowercase: cli.Lowercase = None,
     workers: cli.Workers = None,
@@ -40,7 +38,7 @@ def vocab(
 ) -> None:
     """Build a WordPiece vocabulary, or extend an existing one.
 
-    With --tokens words every word is a token: for text that is tokenized already, such as DNA k-mers.
+    With --tokens words every word is a token, for text that is already tokenized, such as DNA k-mers.
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab
     """
@@ -48,13 +46,11 @@ def vocab(
         from bert_pretrain.config_file import load_config
         from bert_pretrain.model.hub import model_folder
         from bert_pretrain.vocab.run import make_vocab
-    misplaced = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
-    if misplaced[1] is not None:
-        raise ConfigError(
-            f"{misplaced[0]} has no meaning {'with' if extend else 'without'} --extend",
-            where=f"{misplaced[0]} {misplaced[1]}",
-            remedy="use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
-        )
+    misplaced, value = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
+    if value is not None:
+        what = f"{misplaced} cannot be used {'with' if extend else 'without'} --extend"
+        remedy = "use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out"
+        raise ConfigError(what, where=f"{misplaced} {value}", remedy=remedy)
     flags = {
         "vocab.tokens": ("--tokens", tokens),
         "vocab.size": ("--vocab-size", vocab_size),
@@ -83,17 +79,17 @@ def make_data(
     settings: cli.Settings = None,
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
-    store: Annotated[Path | None, option("Folder of the token store, shared by runs.", "FOLDER")] = None,
+    store: Annotated[Path | None, option("Folder of the token store, which runs may share.", "FOLDER")] = None,
     validation: Annotated[list[str] | None, option("Hold out this input instead of a fraction.", "INPUT")] = None,
     weight: Annotated[list[str] | None, option("Use an input N times as often as others.", "INPUT=N")] = None,
-    dry_run: Annotated[bool, switch("--dry-run", "Only estimate rows, disk and time from a sample.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Only estimate rows, disk space and time from a sample.")] = False,
     strict: cli.Strict = False,
     encoding: cli.Encoding = None,
     lowercase: cli.Lowercase = None,
     overwrite: cli.Overwrite = False,
-    verify: Annotated[bool, switch("--verify", "Check every byte of a finished output, not only sizes.")] = False,
+    verify: Annotated[bool, switch("--verify", "Check all bytes of a finished output, not only sizes.")] = False,
 ) -> None:
-    """Make training examples, in shards.
+    """Make training examples from text.
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
@@ -133,13 +129,13 @@ def train(
     learning_rate: cli.LearningRate = None,
     batch_size: cli.BatchSize = None,
     device: cli.TrainingDevice = None,
-    init_from: Annotated[Path | None, option("Start from the weights of a BERT folder.", "FOLDER")] = None,
+    init_from: Annotated[Path | None, option("Start from the weights of a model folder.", "FOLDER")] = None,
     carry_optimizer: Annotated[bool, switch("--carry-optimizer", "Also load optimizer state and step.")] = False,
-    teacher: Annotated[str | None, option("Initial weights from the layers of a larger BERT.", "MODEL")] = None,
+    teacher: Annotated[str | None, option("Start from layers of a larger BERT.", "MODEL")] = None,
     resume: Annotated[bool, option("Continue from the newest checkpoint.")] = True,
-    dry_run: Annotated[bool, switch("--dry-run", "Only print settings and time of the run.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Only print the settings and an estimate of the time.")] = False,
     overwrite: cli.Overwrite = False,
-    verify: Annotated[bool, switch("--verify", "Check every byte of the data before the first step.")] = False,
+    verify: Annotated[bool, switch("--verify", "Check all bytes of the data before the first step.")] = False,
 ) -> None:
     """Train BERT on a data folder.
 
@@ -152,34 +148,18 @@ def train(
         from bert_pretrain.train.inputs import check_inputs
     loaded = load_config(config, settings or (), flags, with_phases=False)
     run_folder = local_path(output, "--output")
-    first = None if init_from is None else bert_folder(init_from, "--init-from")
-    loaded, opened = check_inputs(
-        loaded,
-        local_path(data, "--data"),
-        run_folder,
-        init_from=first,
-        carry_optimizer=carry_optimizer,
-        overwrite=overwrite,
-        verify=verify,
-    )
+    init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
+    options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
+    loaded, data_folder = check_inputs(loaded, local_path(data, "--data"), run_folder, **options, verify=verify)
     with importing():
         from bert_pretrain.train.run import train as run_train
-    run_train(
-        loaded,
-        opened,
-        run_folder,
-        init_from=first,
-        carry_optimizer=carry_optimizer,
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-    )
+    run_train(loaded, data_folder, run_folder, **options, resume=resume, dry_run=dry_run)
 
 
 def run(
     config: cli.RunConfig,
     output: cli.Output,
-    inputs: Annotated[list[str] | None, argument("INPUT", "As for vocab; replace the key inputs of CONFIG.")] = None,
+    inputs: Annotated[list[str] | None, argument("INPUT", "As for vocab; replaces inputs of CONFIG.")] = None,
     settings: cli.Settings = None,
     time: Annotated[str | None, option("Time for all stages; auto plans for it.", "1h30m")] = None,
     steps: cli.Steps = None,
@@ -190,12 +170,12 @@ def run(
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
     dry_run: Annotated[bool, switch("--dry-run", "Only print the plan, or size and time of each training.")] = False,
-    machine: Annotated[str | None, option("With auto: plan for this machine, such as h100.", "NAME|FILE")] = None,
+    machine: Annotated[str | None, option("With auto: plan for another machine, such as h100.", "NAME|FILE")] = None,
     overwrite: cli.Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration.
 
-    The stages write OUTPUT/vocab, OUTPUT/data and OUTPUT/train.
+    The outputs are OUTPUT/vocab, OUTPUT/data and OUTPUT/train.
 
     Example: bert-pretrain run auto corpus/*.txt.gz --time 1h --output runs/mine
 
@@ -213,19 +193,19 @@ def run(
         "data.encoding": ("--encoding", encoding),
         **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
-    place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
-    is_auto = config == AUTO
+    is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings or (), flags)
     _check_auto(loaded, machine, is_auto=is_auto)
     options: dict[str, Any] = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
     if dry_run and is_auto:
-        _planned(loaded, folder, settings, flags, **options)
+        _plan(loaded, folder, settings, flags, **options)
     elif dry_run:
         pipeline.dry_run(loaded, workers=workers)
     else:
+        place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
         with pipeline.working_folder(loaded, folder, overwrite=overwrite):
             if is_auto:
-                loaded = _planned(loaded, folder, settings, flags, **options)
+                loaded = _plan(loaded, folder, settings, flags, **options)
             model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
             if is_auto:
                 from bert_pretrain.plan.auto import compare
@@ -234,36 +214,33 @@ def run(
                     print(line)
 
 
-def _check_auto(given: "Config", machine: str | None, *, is_auto: bool) -> None:
-    """Refuse `--machine` without auto, and auto without text or time."""
+def _check_auto(loaded: "Config", machine: str | None, *, is_auto: bool) -> None:
+    """Check that `--machine` is used only with auto, and that auto has inputs and a time."""
     if machine is not None and not is_auto:
-        raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
-    if is_auto and (not given.inputs or given.time is None):
-        raise ConfigError(
-            "auto needs the text and the time",
-            where="run auto",
-            remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
-        )
+        raise ConfigError("--machine works only with 'run auto'", where="--machine", remedy="leave it out")
+    if is_auto and (not loaded.inputs or loaded.time is None):
+        remedy = "write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine"
+        raise ConfigError("auto needs input text and a time", where="run auto", remedy=remedy)
 
 
-def _planned(given: "Config", output: Path, settings: list[str] | None, flags: Flags, **options: Any) -> "Config":
-    """Return the configuration that `run auto` plans for the inputs and the time of another one; it is shown."""
+def _plan(loaded: "Config", output: Path, settings: list[str] | None, flags: Flags, **options: Any) -> "Config":
+    """Print and return the configuration that `run auto` plans for the inputs and the time of `loaded`."""
     from bert_pretrain.plan.auto import planned_config
 
-    assert given.time is not None
-    rest = {key: value for key, value in flags.items() if key not in GIVEN_TO_AUTO}
-    return planned_config(given.inputs, given.time, output, settings=settings or (), flags=rest, **options)
+    assert loaded.time is not None
+    other_flags = {key: value for key, value in flags.items() if key not in ("inputs", "time")}
+    return planned_config(loaded.inputs, loaded.time, output, settings=settings or (), flags=other_flags, **options)
 
 
 def config(
     preset: Annotated[
         str | None,
-        argument("PRESET", "Presets or YAML files, joined by commas; without: defaults.", autocompletion=presets),
+        argument("PRESET", "Presets or YAML files, joined by commas; omit for the defaults.", autocompletion=presets),
     ] = None,
 ) -> None:
     """Print every key of the configuration with value and meaning.
 
-    The output is a YAML file that --config and run take.
+    The output is a YAML file for run or --config.
 
     Example: bert-pretrain config base > mine.yaml
     """

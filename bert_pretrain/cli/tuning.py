@@ -1,4 +1,4 @@
-"""The commands that fine-tune and predict; the flags of `finetune` are the fields of `Settings`."""
+"""Commands for fine-tuning and prediction; the flags of `finetune` are the fields of `Settings`."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -11,17 +11,17 @@ from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.io.files import local_path
 
 DEFAULT = Settings()
-FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; by default by the ending.", "FORMAT", "--format")]
-_COLUMNS = "Names of the columns of CSV or TSV without a header; further fields of TSV are ignored."
+FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: by the ending.", "FORMAT", "--format")]
+_COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
-_RATES = "Learning rate: auto follows width and scale of the model; of several, the best is kept."
+_RATES = "Learning rate; auto: by width and scale of the model; several: the best is kept."
 Rates = Annotated[str, option(_RATES, "auto|RATE,...")]
-Baselines = Annotated[bool, switch("--baselines", "Also fine-tune the same network untrained, to compare.")]
-NoBaseline = Annotated[bool, switch("--no-baseline", "Leave out the baseline of words alone.")]
+Baselines = Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")]
+NoBaseline = Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")]
 Regression = Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")]
-TagNames = Annotated[str | None, option("Names of tags that are numbers, from 0 on.", "O,B-KIND,...", panel="tag")]
+TagNames = Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")]
 Stride = Annotated[int | None, option("Tokens shared by neighbouring windows of a long context.", panel="answer")]
-_ANSWER = "Longest answer in tokens; by default as long as 99 % of the training answers."
+_ANSWER = "Longest answer in tokens; default: the length that 99 % of the training answers fit in."
 MaxAnswer = Annotated[int | None, option(_ANSWER, panel="answer")]
 
 
@@ -30,15 +30,15 @@ def finetune(
     model: cli.Model,
     train: Annotated[str, option("Labelled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
-    validation: Annotated[str | None, option("Rows to select the epoch; default 10 % of --train.", "INPUT")] = None,
+    validation: Annotated[str | None, option("Rows to select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Rates = "auto",
-    epochs: Annotated[int | None, option("Passes over the rows; the default depends on their number.")] = None,
+    epochs: Annotated[int | None, option("Passes over the rows; default: by their number.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
-    max_length: Annotated[int | None, option("Tokens per window; 128 by default, 384 for answer.")] = None,
-    dropout: Annotated[float | None, option("Dropout; by default that of the model.")] = None,
+    max_length: Annotated[int | None, option("Tokens per window; default: 128, for answer 384.")] = None,
+    dropout: Annotated[float | None, option("Dropout; default: that of the model.")] = None,
     baselines: Baselines = False,
     no_baseline: NoBaseline = False,
     seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
@@ -59,17 +59,17 @@ def finetune(
 ) -> None:
     """Fine-tune a model to classify, tag or answer.
 
-    It classifies texts or pairs of texts, tags words, or answers questions from a context.
+    The model classifies texts or pairs of texts, tags words, or answers questions from a context.
 
     Example: bert-pretrain finetune classify run/model --train a.csv --output o
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
     names = tuple(tag_names.split(",")) if tag_names else ()
-    given = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
-    settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
+    values = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
+    settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
     settings.check(task)
-    place, folder = local_path(output, "--output"), bert_folder(model)
+    output_folder, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
     run_finetune(
@@ -78,11 +78,11 @@ def finetune(
         train=train,
         validation=validation,
         test=test,
-        output=place,
+        output=output_folder,
         settings=settings,
         device="cuda" if device == "gpu" else device,
         overwrite=overwrite,
-        **_reading(file_format, columns, encoding),
+        **_reader_options(file_format, columns, encoding),
     )
 
 
@@ -102,9 +102,9 @@ def predict(
     device: cli.Device = "auto",
     precision: cli.Precision = "fp32",
 ) -> None:
-    """Predict labels, tags or answers by a fine-tuned model.
+    """Predict labels, tags or answers with a fine-tuned model.
 
-    Columns and lengths are those of the fine-tuning, unless flags change them.
+    By default columns and lengths are those of the fine-tuning.
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
@@ -112,6 +112,7 @@ def predict(
     file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.predict import predict as run_predict
+    changes = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field}
     run_predict(
         folder,
         input,
@@ -119,18 +120,13 @@ def predict(
         config=config.train,
         batch_tokens=batch_tokens,
         skip_empty=skip_empty,
-        changes={
-            "text_field": text_field,
-            "pair_field": pair_field,
-            "tokens_field": tokens_field,
-            "max_length": max_length,
-        },
-        **_reading(file_format, columns, encoding),
+        changes={**changes, "max_length": max_length},
+        **_reader_options(file_format, columns, encoding),
     )
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    """Return the learning rates of `--learning-rate`, none for `auto`."""
+    """Parse `--learning-rate`; `auto` gives no rates."""
     try:
         return () if text == "auto" else tuple(float(rate) for rate in text.split(","))
     except ValueError as error:
@@ -138,7 +134,7 @@ def _rates(text: str) -> tuple[float, ...]:
         raise ConfigError(f"'{text}' is not a number", where="--learning-rate", remedy=remedy) from error
 
 
-def _reading(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
-    """Return how the inputs are read, as both commands take it."""
+def _reader_options(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
+    """Return the options for reading inputs, as both commands expect them."""
     checked = inference_config("auto", "auto", encoding=encoding).data.encoding
     return {"format": file_format, "columns": columns.split(",") if columns else (), "encoding": checked}

@@ -1,1 +1,1 @@
-"""`inspect`: what a data folder holds, whether it is what its configuration says, and how to show it."""
+"""`inspect`: show a data folder and check it against its configuration."""

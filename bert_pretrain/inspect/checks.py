@@ -1,7 +1,6 @@
-"""Eight exact checks of a data folder: each shard against the manifest, each example against the configuration.
+"""Check a data folder: each shard against the manifest, each example against the configuration.
 
-Input: the record of a shard. Output: what breaks each check, in words, and the statistics of the shard. Checks are
-array operations; the text of rows whose lengths, positions or ids are impossible is not checked.
+Checks are array operations. Rows with impossible lengths, positions or ids skip the checks of their text.
 """
 
 from pathlib import Path
@@ -19,30 +18,29 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import is_reserved
 
 CHECKS = {
-    "shards": "SHA-256, rows and tokens as the manifest says, columns as the configuration says",
-    "lengths": "at most max_seq_length tokens, and none without text",
-    "segments": "segment_b_start leaves text on both sides, or is the length where there is no B",
+    "shards": "SHA-256, rows and tokens match the manifest, columns match the configuration",
+    "lengths": "at most max_seq_length tokens, and at least one token of text per segment",
+    "segments": "segment_b_start leaves text on both sides; without B it is the length",
     "labels": "0 or 1, and half of each in every shard, to within one example",
     "token ids": "all in the vocabulary; every masked_lm_id is a WordPiece token or [UNK]",
     "masked positions": "ascending, inside the example, never on [CLS] or [SEP]",
-    "special tokens": "[CLS] first, [SEP] after each segment, [MASK] where it is predicted; no other, and none unused",
-    "predictions": "masked_lm_prob of the text, at least 1, at most max_predictions_per_seq; fewer of whole words",
+    "special tokens": "[CLS] first, [SEP] after each segment, [MASK] only where predicted; no others, none unused",
+    "predictions": "masked_lm_prob of the text, at least 1, at most max_predictions_per_seq; fewer for whole words",
 }
-"""Descriptions of the checks."""
 
 
 class ShardReport(NamedTuple):
     """Results of the checks of a shard."""
 
-    failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
-    statistics: dict[str, int] | None = None  # of the rows that can be counted; None: it cannot be used
-    longest: int = 0
+    failures: dict[str, str]  # check -> message; empty if it passed; checks that do not apply are missing
+    statistics: dict[str, int] | None = None  # of the readable rows; None if the shard cannot be used
+    longest: int = 0  # tokens
 
 
 def check_shard(
     folder: Path, split: str, tokenizer: Tokenizer, config: DataConfig, shard: tuple[ShardRecord, int]
 ) -> ShardReport:
-    """Read a shard, given by its record and the row of the split with which it begins; check it and count."""
+    """Read, check and count a shard, given as its record and the row number of its first example in the split."""
     record, first_row = shard
     try:
         examples = read_shard(folder, record)
@@ -52,56 +50,55 @@ def check_shard(
     expected = (config.next_sentence != "none", stores_masks, config.word_segmenter is not None and not stores_masks)
     columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
     if expected != tuple(column is not None for column in columns):
-        return ShardReport({"shards": f"{record.path} lacks a column, or has one too many"})
-    broken = _check_layout(examples, tokenizer, config)
-    rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*broken.values()]))
-    sound = examples if len(rows) == len(examples) else examples.take(rows)
+        return ShardReport({"shards": f"{record.path} has a missing or an extra column"})
+    bad_rows = _check_layout(examples, tokenizer, config)
+    rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*bad_rows.values()]))
+    readable = examples if len(rows) == len(examples) else examples.take(rows)
     if len(rows):
-        broken |= {name: rows[found] for name, found in _check_text(sound, tokenizer, config).items()}
+        bad_rows |= {name: rows[bad] for name, bad in _check_text(readable, tokenizer, config).items()}
     failures = {"shards": ""}
-    for name, found in broken.items():
-        count = "1 example" if len(found) == 1 else f"{len(found):,} examples, the first"
-        failures[name] = (
-            f"{record.path}: {count} in row {found[0]} ({split} row {first_row + found[0]})" if len(found) else ""
-        )
+    for name, bad in bad_rows.items():
+        count = "1 example" if len(bad) == 1 else f"{len(bad):,} examples, the first"
+        place = f"in row {bad[0]} ({split} row {first_row + bad[0]})" if len(bad) else ""
+        failures[name] = f"{record.path}: {count} {place}" if place else ""
     if examples.next_sentence_label is not None and not failures["labels"]:
         zeros = int((examples.next_sentence_label == 0).sum())
         if abs(2 * zeros - len(examples)) > 1:
-            failures["labels"] = f"{record.path}: {zeros:,} of {len(examples):,} examples have the label 0"
-    return ShardReport(failures, summary.measure(sound, tokenizer), int(examples.lengths.max(initial=0)))
+            failures["labels"] = f"{record.path}: {zeros:,} of {len(examples):,} examples have label 0"
+    return ShardReport(failures, summary.measure(readable, tokenizer), int(examples.lengths.max(initial=0)))
 
 
 def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return the rows with impossible lengths, positions, ids or labels, ascending."""
+    """Return by check the rows with impossible lengths, positions, ids or labels, ascending."""
     lengths, b_start = examples.lengths, examples.segment_b_start.astype(np.int64)
     has_pairs, masks, labels = config.next_sentence != "none", examples.masks, examples.next_sentence_label
     is_divided = (b_start >= 3) & (b_start <= lengths - 2) if has_pairs else b_start == lengths
     row_of_token = np.repeat(np.arange(len(examples)), lengths)
-    broken = {
+    bad_rows = {
         "lengths": np.flatnonzero((lengths > config.max_seq_length) | (lengths < (5 if has_pairs else 3))),
         "segments": np.flatnonzero(~is_divided),
         "token ids": np.unique(row_of_token[examples.input_ids >= tokenizer.vocab_size]),
     }
     if labels is not None:
-        broken["labels"] = np.flatnonzero(labels > 1)
+        bad_rows["labels"] = np.flatnonzero(labels > 1)
     if masks is not None:
         row_of_mask = np.repeat(np.arange(len(examples)), np.diff(masks.offsets))
         positions = masks.positions.astype(np.int64)
         outside = (positions < 1) | (positions >= lengths[row_of_mask] - 1) | (positions == b_start[row_of_mask] - 1)
         outside[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
-        broken["masked positions"] = np.unique(row_of_mask[outside])
-        may_be_text = np.append(~_reserved(tokenizer), False)  # the last one: an id beyond the vocabulary
+        bad_rows["masked positions"] = np.unique(row_of_mask[outside])
+        may_be_text = np.append(~_reserved(tokenizer), False)  # the last entry is for ids beyond the vocabulary
         may_be_text[tokenizer.unk_id] = True
         is_wrong = ~may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
-        broken["token ids"] = np.union1d(broken["token ids"], row_of_mask[is_wrong])
-    return broken
+        bad_rows["token ids"] = np.union1d(bad_rows["token ids"], row_of_mask[is_wrong])
+    return bad_rows
 
 
 def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return the rows with misplaced special tokens or a wrong number of predictions; there is at least one row."""
+    """Return by check the rows with misplaced special tokens or a wrong number of predictions, for at least one row."""
     ids, originals, first = examples.input_ids, examples.original_ids, examples.offsets[:-1]
     has_pairs = config.next_sentence != "none"
-    # Without pairs, a [SEP] may be anywhere: a document ends there.
+    # Without pairs, a [SEP] may be anywhere, as it ends a document.
     is_text = np.ones(len(ids), dtype=bool) if has_pairs else originals != tokenizer.sep_id
     is_text[first] = is_text[examples.offsets[1:] - 1] = False
     if has_pairs:
@@ -109,19 +106,19 @@ def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) ->
     is_wrong = ~is_text & (ids != tokenizer.sep_id)
     is_wrong[1:] |= ~is_text[1:] & ~is_text[:-1]  # a segment without text
     is_wrong[first] = ids[first] != tokenizer.cls_id
-    # [UNK] occurs in text, but replaces nothing; [MASK] stands for what is predicted, and its original was checked.
+    # [UNK] may be in the text but is never a replacement. [MASK] may only be at predicted tokens.
     may_be_shown = (ids == tokenizer.unk_id) & (originals == tokenizer.unk_id)
     may_be_shown[examples.masked_indices] |= ids[examples.masked_indices] == tokenizer.mask_id
     is_wrong |= is_text & _reserved(tokenizer)[ids] & ~may_be_shown
-    broken = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
+    bad_rows = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
     if examples.masks is not None:
         counts = np.diff(examples.masks.offsets)
         expected = num_to_mask(np.add.reduceat(is_text, first, dtype=np.int64), config)
         is_miscounted = (counts < 1) | (counts > expected) if config.whole_word_mask else counts != expected
-        broken["predictions"] = np.flatnonzero(is_miscounted)
-    return broken
+        bad_rows["predictions"] = np.flatnonzero(is_miscounted)
+    return bad_rows
 
 
 def _reserved(tokenizer: Tokenizer) -> np.ndarray:
-    """Return whether each id is special or unused, (vocab_size,) bool."""
+    """Return whether each token is special or unused: bool of shape (vocab_size,)."""
     return np.array([is_reserved(token) for token in tokenizer.tokens])

@@ -1,6 +1,6 @@
-"""Examples in readable form: text instead of ids, what was masked and what is shown in its place, the label in words.
+"""Render examples for the terminal and the HTML page: tokens instead of ids, masked tokens, the label in words.
 
-Input: rows of a split. Output: `RenderedExample`s without control characters, for the terminal and the page.
+The output has no control characters.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _NO_SPACE_AFTER = frozenset("([{“‘")
 
 
 class Token(NamedTuple):
-    """One token as the model sees it, and as it was."""
+    """One token as the model sees it, and its original."""
 
     shown: str
     original: str
@@ -38,83 +38,85 @@ class RenderedExample(NamedTuple):
     split: str
     row: int
     num_tokens: int
-    num_masked: int | None  # None where masks are still to be drawn
-    label: str  # in words; empty where there is none
-    segments: list[tuple[str, list[Token]]]  # up to each [SEP]: A or B of a pair, otherwise a bullet, and the text
+    num_masked: int | None  # None if masks are drawn in training
+    label: str  # in words; empty without a label
+    segments: list[tuple[str, list[Token]]]  # A, B, or a bullet without pairs; and the text up to [SEP]
 
     @property
     def predictions(self) -> str:
-        """How many tokens are predicted, in words."""
+        """The number of predicted tokens, in words."""
         return "masks drawn in training" if self.num_masked is None else f"{self.num_masked} predicted"
 
 
 def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
-    """Return the chosen rows of a split in the order given, reading one shard at a time."""
+    """Return rows of a split, rendered in the order given; read one shard at a time."""
     objective = folder.config.next_sentence
-    shards, places = locate_rows(folder, split, rows)
+    shards, local_rows = locate_rows(folder, split, rows)
     rendered: dict[int, RenderedExample] = {}
     for shard in np.unique(shards).tolist():
-        chosen = np.flatnonzero(shards == shard)
-        examples = read_shard(folder.path, folder.shards(split)[shard]).take(places[chosen])
-        for place, row in enumerate(np.asarray(rows)[chosen].tolist()):
-            rendered[row] = _render(examples, place, tokenizer, objective, split=split, row=row)
+        in_shard = np.flatnonzero(shards == shard)
+        examples = read_shard(folder.path, folder.shards(split)[shard]).take(local_rows[in_shard])
+        for index, row in enumerate(np.asarray(rows)[in_shard].tolist()):
+            rendered[row] = _render(examples, index, tokenizer, objective, split=split, row=row)
     return [rendered[row] for row in rows]
 
 
 def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of the shard of each row of a split, and the row within it."""
+    """Return for each row of a split the number of its shard and its row in that shard."""
     first_rows = np.cumsum([0, *(record.rows for record in folder.shards(split))])
     shards = np.searchsorted(first_rows, np.array(rows, dtype=np.int64), side="right") - 1
     return shards, np.array(rows, dtype=np.int64) - first_rows[shards]
 
 
 def _render(
-    examples: Examples, place: int, tokenizer: Tokenizer, objective: str, *, split: str, row: int
+    examples: Examples, index: int, tokenizer: Tokenizer, objective: str, *, split: str, row: int
 ) -> RenderedExample:
-    """Return one example; invalid ones too, as far as they can be read."""
-    ids = examples.input_ids[examples.offsets[place] : examples.offsets[place + 1]].tolist()
-    masks, labels, b_start = examples.masks, examples.next_sentence_label, int(examples.segment_b_start[place])
-    originals: dict[int, int] = {}
+    """Return one example; an invalid one is rendered as far as possible."""
+    ids = examples.input_ids[examples.offsets[index] : examples.offsets[index + 1]].tolist()
+    masks, labels, b_start = examples.masks, examples.next_sentence_label, int(examples.segment_b_start[index])
+    originals: dict[int, int] = {}  # position -> token id, where a token is predicted
     if masks is not None:
-        span = slice(masks.offsets[place], masks.offsets[place + 1])
+        span = slice(masks.offsets[index], masks.offsets[index + 1])
         originals = dict(zip(masks.positions[span].tolist(), masks.original_ids[span].tolist(), strict=True))
     if b_start < len(ids):
         bounds = [("A", 1, b_start - 1), ("B", b_start, len(ids) - 1)]
     else:
-        ends = [place for place in range(1, len(ids)) if ids[place] == tokenizer.sep_id and place not in originals]
-        bounds = [("•", begin + 1, end) for begin, end in itertools.pairwise([0, *ends])]
+        ends = [end for end in range(1, len(ids)) if ids[end] == tokenizer.sep_id and end not in originals]
+        bounds = [("•", start + 1, end) for start, end in itertools.pairwise([0, *ends])]
     return RenderedExample(
         split=split,
         row=row,
         num_tokens=len(ids),
         num_masked=None if masks is None else len(originals),
-        label="" if labels is None else LABELS[objective].get(int(labels[place]), f"label {labels[place]}"),
-        segments=[(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
+        label="" if labels is None else LABELS[objective].get(int(labels[index]), f"label {labels[index]}"),
+        segments=[(name, _tokens(ids, range(start, end), originals, tokenizer)) for name, start, end in bounds],
     )
 
 
-def _tokens(ids: list[int], places: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Token]:
+def _tokens(ids: list[int], positions: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Token]:
     tokens: list[Token] = []
-    for place in places:
-        shown_id, original_id = ids[place], originals.get(place, ids[place])
+    for position in positions:
+        shown_id, original_id = ids[position], originals.get(position, ids[position])
         shown, original = _readable(shown_id, tokenizer), _readable(original_id, tokenizer)
-        replaced: Kind = "mask" if shown_id == tokenizer.mask_id else "kept" if shown_id == original_id else "random"
-        has_space = bool(tokens) and _is_spaced(tokens[-1].original, original)
-        if place not in originals and tokens and not has_space:
-            shown = original = shown.removeprefix("##")
-        tokens.append(Token(shown, original, replaced if place in originals else "plain", has_space))
+        kind: Kind = "mask" if shown_id == tokenizer.mask_id else "kept" if shown_id == original_id else "random"
+        has_space = bool(tokens) and _needs_space(tokens[-1].original, original)
+        if position not in originals:
+            kind = "plain"
+            if tokens and not has_space:
+                shown = original = shown.removeprefix("##")
+        tokens.append(Token(shown, original, kind, has_space))
     return tokens
 
 
 def _readable(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return a token without characters that could control a terminal or change the direction of writing."""
+    """Return a token without characters that could control a terminal or change the text direction."""
     if token_id >= tokenizer.vocab_size:
         return f"[id {token_id}]"
     return "".join(character if character.isprintable() else "�" for character in tokenizer.tokens[token_id])
 
 
-def _is_spaced(before: str, token: str) -> bool:
+def _needs_space(before: str, token: str) -> bool:
     if token.startswith("##") or token in _NO_SPACE_BEFORE or before in _NO_SPACE_AFTER:
         return False
-    # Between characters of two columns, such as Chinese ones, there is none.
+    # There is no space between wide characters, such as Chinese ones.
     return not (before and token and {east_asian_width(before[-1]), east_asian_width(token[0])} <= {"W", "F"})

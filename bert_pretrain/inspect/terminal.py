@@ -1,6 +1,6 @@
-"""An inspection in the terminal: examples with their masks, statistics and checks.
+"""Print an inspection to the terminal: examples with their masks, statistics and checks.
 
-Marks say everything that colours do, so that the output reads the same in a file, in a log and with NO_COLOR.
+Marks carry the same information as colours, for files, logs and NO_COLOR.
 """
 
 import os
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 STYLES = {"plain": "", "mask": "cyan", "random": "red", "kept": "yellow"}
 TITLE, GOOD, BAD = "bold", "green", "bold red"
-_MAX_COLUMNS = 120
-_MAX_FAILURES = 5  # that are shown of a check
 _LEGEND = (
     (Token("[MASK]", "word", "mask", False), "masked"),
     (Token("other", "word", "random", False), "replaced by a random token"),
@@ -32,11 +30,11 @@ _LEGEND = (
 
 
 def show(inspection: "Inspection", *, examples: Sequence[RenderedExample], with_statistics: bool) -> None:
-    """Print examples, statistics if asked, and the outcome of the checks."""
-    if sys.stdout is None:  # its descriptor was closed at the start
+    """Print examples, optional statistics, and the result of the checks."""
+    if sys.stdout is None:  # the descriptor was closed at the start
         return
     console = Console(
-        width=min(shutil.get_terminal_size((100, 24)).columns, _MAX_COLUMNS),
+        width=min(shutil.get_terminal_size((100, 24)).columns, 120),
         force_terminal=sys.stdout.isatty(),
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
@@ -53,13 +51,13 @@ def show(inspection: "Inspection", *, examples: Sequence[RenderedExample], with_
         if with_statistics:
             _print_statistics(console, inspection)
         _print_outcome(console, inspection)
-    encoding = sys.stdout.encoding or "utf-8"  # which may lack a character
+    encoding = sys.stdout.encoding or "utf-8"  # may lack some characters
     lines = (line.rstrip() for line in output.get().split("\n"))
     print("\n".join(lines).encode(encoding, "replace").decode(encoding), end="")
 
 
 def _print_example(console: Console, example: RenderedExample) -> None:
-    """Print an example: what it is, then A and B, wrapped to the width of the terminal."""
+    """Print a title, then the segments wrapped to the width of the terminal."""
     label = f" · {example.label}" if example.label else ""
     title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.predictions}{label}"
     console.print(title, style=TITLE)
@@ -79,7 +77,7 @@ def _marked(token: Token) -> Text:
 
 
 def _print_statistics(console: Console, inspection: "Inspection") -> None:
-    """Print what was counted, next to what is configured, and all checks."""
+    """Print the counted statistics next to the configured values, and all checks."""
     header, *rows = inspection.statistics
     console.print(f"{inspection.folder.path}: {inspection.corpus}", style=TITLE)
     table = Table(box=box.SIMPLE_HEAD)
@@ -95,12 +93,13 @@ def _print_statistics(console: Console, inspection: "Inspection") -> None:
 
 
 def _print_outcome(console: Console, inspection: "Inspection") -> None:
-    failed, number = inspection.failed, len(inspection.failures)
+    failed, num_checks = inspection.failed, len(inspection.failures)
+    max_lines = 5
     for name in failed:
         console.print(f"failed check: {name} ({CHECKS[name]})", style=BAD)
         lines = inspection.failures[name]
-        more = [f"and {len(lines) - _MAX_FAILURES:,} more shards"] if len(lines) > _MAX_FAILURES else []
-        for line in lines[:_MAX_FAILURES] + more:
+        more = [f"and {len(lines) - max_lines:,} more shards"] if len(lines) > max_lines else []
+        for line in lines[:max_lines] + more:
             console.print(f"  {line}")
-    outcome = f"{len(failed)} of {number} checks failed" if failed else f"all {number} checks passed"
+    outcome = f"{len(failed)} of {num_checks} checks failed" if failed else f"all {num_checks} checks passed"
     console.print(f"{outcome} ({inspection.scope})", style=BAD if failed else GOOD)

@@ -1,1 +1,1 @@
-"""Pages, pictures and cards: curves of runs, templates, Markdown."""
+"""Reports about runs and data: curves, hints, HTML pages and Markdown cards."""

@@ -1,7 +1,7 @@
 """Render the templates in `templates/`: HTML pages and Markdown cards.
 
-Every value in `{{ }}` is escaped, by Jinja2 for `.html` and by `escaped` for `.md`. Templates get two more filters:
-`number` formats as `format` does, and `table` turns rows into a Markdown table.
+Every value in `{{ }}` is escaped: by Jinja2 for `.html` and by `escaped` for `.md`. Templates have two more filters:
+`number` is the built-in `format`, and `table` turns rows into a Markdown table.
 """
 
 import functools
@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 
 def render(template: str, /, **values: object) -> str:
-    """Return a file of `templates/` filled with values; a value that it names must be given."""
+    """Return the text of a template filled with values; raise an error if the template needs another value."""
     return _environment(template.endswith(".html")).get_template(template).render(values)
 
 
 @functools.cache
 def _environment(is_html: bool) -> Environment:
-    """Return what reads templates, which keeps them compiled."""
+    """Return the Jinja2 environment, which caches compiled templates."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=is_html,
@@ -29,7 +29,7 @@ def _environment(is_html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        auto_reload=False,  # a package that is upgraded while a run works is not mixed with what is in memory
+        auto_reload=False,  # an upgrade of the package during a run must not mix old code with new templates
     )
     environment.filters["number"] = lambda value, form=",": format(value, form)
     environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))
@@ -43,5 +43,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def escaped(value: object) -> str:
-    """Return a value as one line of text that Markdown shows unchanged, in a table too."""
+    """Return a value as one line of text that Markdown shows unchanged, even in a table."""
     return re.sub(r"([\\`*_\[\]<>|#~$&])", r"\\\1", " ".join(str(value).split()))

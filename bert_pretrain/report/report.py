@@ -1,7 +1,6 @@
-"""`report`: the curves of one or several runs as a picture and as a page, from their `metrics.jsonl`.
+"""`report`: draw the curves of runs into a picture and write a page with metrics, hints and values to expect.
 
-The page is one file that loads nothing: the pictures are inside. It also says which values are normal, and which
-metrics of these runs are not.
+The page is a single file that contains its pictures and loads nothing.
 """
 
 import base64
@@ -27,26 +26,26 @@ COLUMNS = (
 
 
 def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
-    """Draw the curves of run folders, and write a page about them next to the picture; returns both paths.
+    """Draw the curves of run folders, write a page next to the picture and return both paths.
 
     The page has the name of the picture with the ending `.html`.
     """
     runs = [run for folder in runs for run in curves.run_folders(folder)]
     if not output.name:
-        raise OutputError(f"'{output}' names no file", where="--output", remedy="name one, such as curves.png")
+        raise OutputError(f"'{output}' is not a file name", where="--output", remedy="give one, such as curves.png")
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
     records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
-    figures = [curves.figure_of(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
-    pictures = [base64.b64encode(curves.encoded(figure)).decode() for figure in figures]
+    figures = [curves.make_figure(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
+    pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
     for name, record, lines in zip(curves.run_names(runs), records, metrics, strict=True):
         hints, cells = diagnose(record, lines), _cells(lines)
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
-        about = {"use": use_of(record, lines), "normal": normal_values(record)}
-        summaries.append({"name": name, "hints": hints, "cells": cells, **about})
+        details = {"use": use_of(record, lines), "normal": normal_values(record)}
+        summaries.append({"name": name, "hints": hints, "cells": cells, **details})
     columns = [title.format(pair_accuracy=curves.names_of_pairs(records)[1]) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures)
     curves.write_figure(figures[0], output)
@@ -55,24 +54,25 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 
 
 def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what to expect of the metrics of a run, by its own recipe."""
+    """Return the values to expect of a run's metrics, as pairs of a title and a text."""
     size, frequencies = number_of(record, "data.statistics.vocab_size"), frequency_loss(record)
-    first, why = math.log(size) if size else None, "the logarithm of the vocabulary's size"
+    first, why = math.log(size) if size else None, "the logarithm of the vocabulary size"
     if value_of(record, "config.train.mlm_bias") == "unigram":
-        first, why = frequencies, "token frequencies, by mlm_bias unigram"
-    slow = "for hundreds to thousands of steps"
+        first, why = frequencies, "token frequencies, as mlm_bias is unigram"
+    duration = "for hundreds to thousands of steps"
     pairs = {"nsp": "Next sentence", "sop": "Sentence order"}.get(value_of(record, "data.statistics.next_sentence"), "")
-    found = (
-        ("First loss", first, f"about {{:.1f}} nats: {why}; less from the weights of another model."),
-        ("Plateau", frequencies, f"near {{:.1f}} nats, which token frequencies give, {slow}, longer for deep models."),
-        (pairs, pairs, f"50 % {slow}, often until the other loss leaves its plateau."),
-        ("Gradient norm", number_of(record, "config.train.max_grad_norm"), "slowly falling; above {:g} it is clipped."),
-        ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may stay below training, by dropout."),
+    values = (
+        ("First loss", first, f"about {{:.1f}} nats: {why}; lower if the run starts from another model's weights."),
+        ("Plateau", frequencies, f"near {{:.1f}} nats (token frequencies) {duration}, longer for deep models."),
+        (pairs, pairs, f"50 % {duration}, often until the other loss leaves its plateau."),
+        ("Gradient norm", number_of(record, "config.train.max_grad_norm"), "slowly falling; clipped above {:g}."),
+        ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may be below training, due to dropout."),
     )
-    return [(title, text.format(value)) for title, value, text in found if value]
+    return [(title, text.format(value)) for title, value, text in values if value]
 
 
 def _cells(metrics: Metrics) -> list[str]:
+    """Return the cells of a run's row in the table, in the order of `COLUMNS` without the name."""
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = {**validation, **(training[-1] if training else {})}

@@ -20,7 +20,7 @@ from bert_pretrain.io.files import is_url
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, Metrics, encoded, figure_of, perplexity
+from bert_pretrain.report.curves import PANELS, Metrics, image_bytes, make_figure, perplexity
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
@@ -97,7 +97,7 @@ def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: 
     An error is only printed, except if memory or disk space runs out: then the same command can plot it later.
     """
     try:
-        image = encoded(figure_of([run], [record], [metrics], PANELS))
+        image = image_bytes(make_figure([run], [record], [metrics], PANELS))
     except MemoryError:
         raise
     except Exception as error:

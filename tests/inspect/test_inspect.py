@@ -1,4 +1,4 @@
-"""`inspect` shows what is stored, passes sound folders, and names every way in which one is broken."""
+"""`inspect` shows the stored data, passes valid folders and reports every kind of damage."""
 
 import html
 import io
@@ -31,11 +31,11 @@ Change = Callable[[Examples, Tokenizer], Examples]
 
 def inspected(path: Path) -> Inspection:
     folder = DataFolder(path, read_json(path / "manifest.json"))
-    return inspect_rows(folder, "train", [0], everything=True, workers=1)
+    return inspect_rows(folder, "train", [0], all_shards=True, workers=1)
 
 
 def rewritten(data: Path, place: Path, change: Change, shard: int = 0) -> Path:
-    """Copy a data folder with one shard of `train` changed, and the manifest with it, so that hashes and sums fit."""
+    """Copy a data folder, change one training shard and update the manifest, so that hashes and counts match."""
     shutil.copytree(data, place)
     manifest = read_json(place / "manifest.json")
     entry = manifest["splits"]["train"]
@@ -49,22 +49,22 @@ def rewritten(data: Path, place: Path, change: Change, shard: int = 0) -> Path:
 
 
 def column(name: str, index: Any, value: Any) -> Change:
-    """Change one value of a column; index and value are numbers, functions of the examples, or the value a token."""
+    """Return a change of one value of a column; `index` and `value` may be functions, `value` may be a token."""
 
     def change(examples: Examples, tokenizer: Tokenizer) -> Examples:
-        owner: Any = examples.masks if name in ("positions", "original_ids") else examples
-        values = getattr(owner, name).copy()
-        place = index(examples) if callable(index) else index
-        to = value(examples) if callable(value) else value
-        values[place] = tokenizer.tokens.index(to) if isinstance(to, str) else to
-        changed = replace(owner, **{name: values})
-        return changed if owner is examples else replace(examples, masks=changed)
+        table: Any = examples.masks if name in ("positions", "original_ids") else examples
+        values = getattr(table, name).copy()
+        new = value(examples) if callable(value) else value
+        new = tokenizer.tokens.index(new) if isinstance(new, str) else new
+        values[index(examples) if callable(index) else index] = new
+        changed = replace(table, **{name: values})
+        return changed if table is examples else replace(examples, masks=changed)
 
     return change
 
 
-def one_prediction_less(examples: Examples, _tokenizer: Tokenizer) -> Examples:
-    """Forget a prediction: the original is shown, and no longer predicted."""
+def without_one_prediction(examples: Examples, _tokenizer: Tokenizer) -> Examples:
+    """Remove a prediction: show the original token and do not predict it."""
     masks, input_ids = examples.masks, examples.input_ids.copy()
     input_ids[examples.masked_indices[17]] = masks.original_ids[17]
     kept = np.arange(len(masks.positions)) != 17
@@ -72,31 +72,31 @@ def one_prediction_less(examples: Examples, _tokenizer: Tokenizer) -> Examples:
     return replace(examples, input_ids=input_ids, masks=Masks(masks.positions[kept], masks.original_ids[kept], offsets))
 
 
-def longer_than_allowed(examples: Examples, _tokenizer: Tokenizer) -> Examples:
-    """Repeat the last token of text of the first example until it has 65."""
+def too_long(examples: Examples, _tokenizer: Tokenizer) -> Examples:
+    """Repeat the last text token of the first example until it has 65 tokens."""
     end = int(examples.offsets[1]) - 1
     more = 65 - int(examples.lengths[0])
     longer = np.insert(examples.input_ids, [end] * more, examples.input_ids[end - 1])
     return replace(examples, input_ids=longer, offsets=examples.offsets + more * (np.arange(len(examples) + 1) > 0))
 
 
-def one_label_flipped(examples: Examples, tokenizer: Tokenizer) -> Examples:
+def with_flipped_label(examples: Examples, tokenizer: Tokenizer) -> Examples:
     rarer = int(np.bincount(examples.next_sentence_label).argmin())
     first = int(np.flatnonzero(examples.next_sentence_label == rarer)[0])
     return column("next_sentence_label", first, 1 - rarer)(examples, tokenizer)
 
 
-def plain(examples: Examples) -> int:
-    """A place of text that is not predicted."""
-    begin = int(examples.offsets[7])
-    return int(np.setdiff1d(np.arange(begin + 1, begin + 20), examples.masked_indices)[0])
+def unpredicted(examples: Examples) -> int:
+    """Return the index of a text token that is not predicted."""
+    start = int(examples.offsets[7])
+    return int(np.setdiff1d(np.arange(start + 1, start + 20), examples.masked_indices)[0])
 
 
 DAMAGES: dict[str, tuple[Change, str]] = {
     "no masks": (lambda examples, _: replace(examples, masks=None), "shards"),
     "a position beyond its example": (column("positions", 0, lambda rows: rows.lengths[0]), "shards"),
-    "labels uneven": (one_label_flipped, "labels"),
-    "too long": (longer_than_allowed, "lengths"),
+    "labels uneven": (with_flipped_label, "labels"),
+    "too long": (too_long, "lengths"),
     "no A": (column("segment_b_start", 4, 1), "segments"),
     "B behind the end": (column("segment_b_start", 4, 60000), "segments"),
     "unknown id": (column("input_ids", 40, 60000), "token ids"),
@@ -108,22 +108,22 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     ),
     "position twice": (column("positions", 1, lambda rows: rows.masks.positions[0]), "masked positions"),
     "[UNK] put in": (column("input_ids", lambda rows: rows.masked_indices[3], "[UNK]"), "special tokens"),
-    "[MASK] that nobody predicts": (column("input_ids", plain, "[MASK]"), "special tokens"),
-    "[SEP] in the text": (column("input_ids", plain, "[SEP]"), "special tokens"),
+    "[MASK] that nobody predicts": (column("input_ids", unpredicted, "[MASK]"), "special tokens"),
+    "[SEP] in the text": (column("input_ids", unpredicted, "[SEP]"), "special tokens"),
     "no [CLS]": (column("input_ids", lambda rows: rows.offsets[2], "the"), "special tokens"),
-    "one prediction too few": (one_prediction_less, "predictions"),
+    "one prediction too few": (without_one_prediction, "predictions"),
 }
 
 
 @pytest.mark.parametrize(("change", "name"), DAMAGES.values(), ids=DAMAGES)
-def test_one_damage_fails_one_check(data_folder: Path, tmp_path: Path, change: Change, name: str) -> None:
-    found = inspected(rewritten(data_folder, tmp_path / "data", change))
-    assert found.failed == [name]
-    (failure,) = found.failures[name]
+def test_each_damage_fails_one_check(data_folder: Path, tmp_path: Path, change: Change, name: str) -> None:
+    inspection = inspected(rewritten(data_folder, tmp_path / "data", change))
+    assert inspection.failed == [name]
+    (failure,) = inspection.failures[name]
     assert "train/00000.parquet" in failure
 
 
-def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_split(data_folder, tmp_path) -> None:
+def test_first_bad_row_is_numbered_in_the_shard_and_in_the_split(data_folder, tmp_path) -> None:
     folder = rewritten(data_folder, tmp_path / "data", column("next_sentence_label", 5, 9), shard=1)
     row = DataFolder.open(folder).shards("train")[0].rows + 5
     assert inspected(folder).failures["labels"] == [f"train/00001.parquet: 1 example in row 5 (train row {row})"]
@@ -131,7 +131,7 @@ def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_s
 
 
 @pytest.mark.parametrize("name", ["rows", "tokens"])
-def test_counts_that_are_not_those_of_the_manifest_are_named(data_folder: Path, tmp_path: Path, name: str) -> None:
+def test_wrong_counts_in_the_manifest_are_reported(data_folder: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(data_folder, tmp_path / "data")
     manifest = read_json(tmp_path / "data" / "manifest.json")
     entry = manifest["splits"]["train"]
@@ -140,31 +140,31 @@ def test_counts_that_are_not_those_of_the_manifest_are_named(data_folder: Path, 
     write_json(tmp_path / "data" / "manifest.json", manifest)
     assert inspected(tmp_path / "data").failed == ["shards"]
     folder = DataFolder(tmp_path / "data", manifest)
-    with pytest.raises(DataError, match=name):  # and so does a training
+    with pytest.raises(DataError, match=name):  # training refuses it too
         read_shard(folder.path, folder.shards("train")[-1])
-    call("inspect", folder.path, "--row", folder.rows("train") - 1, code=1)  # a row that only the manifest has
+    call("inspect", folder.path, "--row", folder.rows("train") - 1, code=1)  # a row that exists only in the manifest
 
 
 @pytest.mark.parametrize(
     "settings", [["next_sentence=sop"], ["next_sentence=none", "whole_word_mask=true"], ["masking=dynamic"]]
 )
-def test_every_objective_is_shown_and_checked_by_its_own_rules(tmp_path, english_text, vocab_folder, settings) -> None:
+def test_every_objective_is_checked_by_its_rules(tmp_path, english_text, vocab_folder, settings) -> None:
     config = load_config(settings=[f"data.{setting}" for setting in (*settings, "max_seq_length=64", "dupe_factor=1")])
     folder = make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", workers=1)
-    found = inspected(folder)
-    assert found.failed == []
-    assert ("labels" in found.failures) == (config.data.next_sentence != "none")
-    titles = {row[0]: row[1] for row in found.statistics}
+    inspection = inspected(folder)
+    assert inspection.failed == []
+    assert ("labels" in inspection.failures) == (config.data.next_sentence != "none")
+    titles = {row[0]: row[1] for row in inspection.statistics}
     labels = {"nsp": ["is-next"], "sop": ["in order"], "none": []}[config.data.next_sentence]
     assert [name for name in ("is-next", "in order") if name in titles] == labels
-    assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train; validation has masks
+    assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train
     output = call("inspect", folder, "--rows", 2, "--html", tmp_path / "page.html").stdout
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
-    padded = rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))
+    padded = rewritten(folder, tmp_path / "pad", column("input_ids", unpredicted, "[PAD]"))
     assert inspected(padded).failed == ["special tokens"]
 
 
-def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: Path, tmp_path: Path) -> None:
+def test_damaged_shard_is_reported_and_the_others_are_counted(data_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(data_folder, tmp_path / "data")
     shard = folder / "train" / "00000.parquet"
     flip_bit(shard)
@@ -177,14 +177,14 @@ def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: 
     assert "train/00000.parquet" in call("inspect", folder, "--row", "0", code=1).stdout
 
 
-def test_a_sound_folder_passes_all_checks_and_statistics_are_those_of_the_examples(data_folder: Path) -> None:
-    found = inspected(data_folder)
-    assert found.failed == []
-    assert list(found.failures) == list(CHECKS)
-    rows = {row[0].strip(): row[1:] for row in found.statistics}
+def test_valid_folder_passes_and_its_statistics_match_the_examples(data_folder: Path) -> None:
+    inspection = inspected(data_folder)
+    assert inspection.failed == []
+    assert list(inspection.failures) == list(CHECKS)
+    rows = {row[0].strip(): row[1:] for row in inspection.statistics}
     assert rows[""] == ["train", "validation", "configuration"]
-    for place, (split, entry) in enumerate(found.folder.manifest["splits"].items()):
-        shards = [read_shard(data_folder, record) for record in found.folder.shards(split)]
+    for place, (split, entry) in enumerate(inspection.folder.manifest["splits"].items()):
+        shards = [read_shard(data_folder, record) for record in inspection.folder.shards(split)]
         assert rows["examples"][place] == f"{entry['rows']:,}"
         assert rows["tokens"][place] == f"{entry['tokens']:,}"
         assert rows["longest example"][place] == str(max(int(shard.lengths.max()) for shard in shards))
@@ -194,7 +194,7 @@ def test_a_sound_folder_passes_all_checks_and_statistics_are_those_of_the_exampl
     assert [rows[title][2] for title in titles] == ["64", "50.00%", "15.00%", "80.00%"]
 
 
-def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
+def test_rendered_tokens_equal_stored_tokens(data_folder: Path) -> None:
     folder = DataFolder.open(data_folder)
     tokenizer, (before, record) = folder.tokenizer(), folder.shards("train")[:2]
     examples, first = read_shard(data_folder, record), before.rows
@@ -213,7 +213,7 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
         assert example.label == ("B follows A" if one.next_sentence_label[0] == 0 else "B is from another document")
 
 
-def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
+def test_rows_are_chosen_by_number_or_seed(data_folder: Path) -> None:
     def rows(*arguments: str) -> list[str]:
         lines = call("inspect", data_folder, *arguments).stdout.splitlines()
         return [line.split(":")[0] for line in lines if " row " in line]
@@ -224,7 +224,7 @@ def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
     assert rows("--stats") == []
 
 
-def test_without_colours_marks_say_the_same(data_folder: Path, monkeypatch, capsys) -> None:
+def test_output_without_colours_has_the_same_marks(data_folder: Path, monkeypatch, capsys) -> None:
     def output() -> str:
         assert inspect(data_folder, rows=4)
         return capsys.readouterr().out
@@ -240,20 +240,20 @@ def test_without_colours_marks_say_the_same(data_folder: Path, monkeypatch, caps
     assert output() == plain
 
 
-def test_characters_that_the_terminal_lacks_become_question_marks(data_folder: Path, monkeypatch) -> None:
+def test_characters_missing_in_the_encoding_become_question_marks(data_folder: Path, monkeypatch) -> None:
     output = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
     assert inspect(data_folder, rows=2, stats=True)
     sys.stdout.flush()
     assert "?[MASK]?" in output.getvalue().decode("ascii")
-    monkeypatch.setattr(sys, "stdout", None)  # its descriptor was closed at the start
+    monkeypatch.setattr(sys, "stdout", None)  # the descriptor was closed at the start
     assert inspect(data_folder, rows=1)
 
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 
 
-def test_the_page_needs_nothing_and_lets_no_text_become_code(data_folder: Path, tmp_path: Path) -> None:
+def test_page_loads_nothing_and_escapes_all_text(data_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "<b onclick=alert(3)>data"
     shutil.copytree(data_folder, folder)
     tokens = list(Tokenizer.load(folder / "tokenizer").tokens)

@@ -1,4 +1,4 @@
-"""`report` draws what the metrics hold; templates escape every value."""
+"""`report`: curves, page and expected values; escaping in templates."""
 
 import json
 import math
@@ -12,18 +12,18 @@ import pytest
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import sha256_file
-from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics
+from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_metrics
 from bert_pretrain.report.render import escaped, render
 from bert_pretrain.report.report import normal_values, write_report
 from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of
 
 pytest.importorskip("matplotlib")
 PNG = b"\x89PNG\r\n\x1a\n"
-FIGURES = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LINES: list[dict[str, Any]] = [
-    *({"step": step, **dict.fromkeys(FIGURES, 1.0 / (step + 1))} for step in range(10, 50, 10)),
-    *({"step": step, **{f"validation_{name}": 0.5 for name in FIGURES}} for step in (0, 40)),
-    {"step": 50, **dict.fromkeys(FIGURES)},  # every step of the interval was skipped
+    *({"step": step, **dict.fromkeys(METRICS, 1.0 / (step + 1))} for step in range(10, 50, 10)),
+    *({"step": step, **{f"validation_{name}": 0.5 for name in METRICS}} for step in (0, 40)),
+    {"step": 50, **dict.fromkeys(METRICS)},  # every step of the interval was skipped
 ]
 
 
@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", rest='{"step": 60, "ml')
 
 
-def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> None:
-    assert read_metrics(run)[-1]["step"] == 50  # without the line that is being written
+def test_one_or_several_runs_are_drawn(run: Path, tmp_path: Path) -> None:
+    assert read_metrics(run)[-1]["step"] == 50  # without the incomplete line
     assert draw_curves([run], tmp_path / "new" / "curves.png").read_bytes().startswith(PNG)
     assert "next sentence" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="picture"):
@@ -54,7 +54,7 @@ def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> Non
 
 def test_panels_show_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path, vocab_size=4096, unigram_entropy={"train": 6.0, "validation": 5.5})
-    figure = figure_of([run], [manifest.read_record(run)], [read_metrics(run)], PANELS)
+    figure = make_figure([run], [manifest.read_record(run)], [read_metrics(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
@@ -75,21 +75,21 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(tmp_path: Path
     )
     assert "token frequencies" in draw_curves([one], tmp_path / "one.svg").read_text()
     drawn = draw_curves([one, other], tmp_path / "both.svg").read_text()
-    found = [label in drawn for label in ("token frequencies", "all tokens equally likely", "other: held out")]
-    assert found == [False, True, True]
+    labels = ("token frequencies", "all tokens equally likely", "other: held out")
+    assert [label in drawn for label in labels] == [False, True, True]
 
 
-def test_normal_values_are_those_of_the_runs_own_recipe() -> None:
+def test_normal_values_follow_the_recipe() -> None:
     statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.2}, "next_sentence": "none"}
     record = {"data": {"statistics": statistics}, "config": {"train": {"mlm_bias": "zeros"}}}
     assert "8.3 nats" in dict(normal_values(record))["First loss"]
     record["config"]["train"]["mlm_bias"] = "unigram"
-    found = dict(normal_values(record))
-    assert "6.2 nats" in found["First loss"]
-    assert "Next sentence" not in found
+    values = dict(normal_values(record))
+    assert "6.2 nats" in values["First loss"]
+    assert "Next sentence" not in values
 
 
-def test_runs_without_figures_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_metrics_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="no metrics yet"):
         draw_curves([write_run(tmp_path / "empty", [])], tmp_path / "curves.png")
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
@@ -99,7 +99,7 @@ def test_runs_without_figures_are_refused(run: Path, tmp_path: Path, monkeypatch
         draw_curves([run], tmp_path / "curves.png")
 
 
-def test_the_page_holds_everything_in_one_file_and_opens_the_folder_of_all_stages(tmp_path: Path) -> None:
+def test_page_is_one_file_and_accepts_the_output_folder_of_run(tmp_path: Path) -> None:
     more = {"step": 40, "skipped_steps": 3, "data_wait_share": 0.1, "tokens_per_second": 1000.0, "examples": 1280}
     write_run(tmp_path / "runs" / "train" / "first", [*LINES, more])
     odd = write_run(tmp_path / "a<b")
@@ -120,14 +120,14 @@ LINE = b'{"step": 1, "mlm_loss": %s}'
 
 
 @pytest.mark.parametrize("line", [b"\xff", b"[]", b'{"loss": 1.0}', LINE % b'"a"', LINE % b"1e999", b"[" * 100_000])
-def test_a_line_without_figures_is_named(tmp_path: Path, line: bytes) -> None:
+def test_invalid_line_is_reported_by_number(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "loss": null}\n' + line + b"\n")
     with pytest.raises(DataError) as error:
         read_metrics(tmp_path)
     assert error.value.where == f"{tmp_path / 'metrics.jsonl'}:2"
 
 
-def test_figures_changed_after_the_run_are_refused(run: Path, tmp_path: Path) -> None:
+def test_metrics_changed_after_the_run_are_refused(run: Path, tmp_path: Path) -> None:
     manifest.complete(run, "run", {}, {"metrics": {"sha256": sha256_file(run / "metrics.jsonl")}})
     assert read_metrics(run)
     write_run(run, LINES[1:])
@@ -139,7 +139,7 @@ def test_figures_changed_after_the_run_are_refused(run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("language", MEASURED)
-def test_less_loss_is_worth_no_less_and_what_lies_beyond_is_said(language: str) -> None:
+def test_lower_loss_is_never_worse_and_extrapolation_is_marked(language: str) -> None:
     losses = sorted(loss for loss, _ in MEASURED[language])
     uses = [expected_use(loss, VOCAB_SIZE, language) for loss in (losses[0] - 0.5, *losses, 9.0)]
     points = [use.points for use in uses[1:-1]]
@@ -147,11 +147,12 @@ def test_less_loss_is_worth_no_less_and_what_lies_beyond_is_said(language: str) 
     assert [use.is_measured for use in uses] == [False, *[True] * len(losses), False]
 
 
-def test_points_are_interpolated_and_a_run_is_judged_by_its_last_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_interpolated_from_the_last_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MEASURED, "en", ((5.0, -4.0), (4.0, 4.0)))
     use, better = (expected_use(loss, VOCAB_SIZE, "en") for loss in (4.5, 4.1))
-    assert use.points == 0.0
-    assert better.is_better is (better.points >= BETTER)
+    assert (use.points, str(use)) == (0.0, "about as good as word counts")
+    assert better.points >= BETTER
+    assert str(better).startswith("better than word counts, by about 3 points")
     assert expected_use(4.1, VOCAB_SIZE, "fi") is None
     statistics = {"vocab_size": VOCAB_SIZE, "language": "en"}
     lines = [{"validation_mlm_loss": 9.0}, {"step": 3}, {"validation_mlm_loss": 4.5}, {"step": 5}]
@@ -163,17 +164,12 @@ def test_points_are_interpolated_and_a_run_is_judged_by_its_last_evaluation(monk
 EVIL = "<b>|`*_[x](y)\n# &amp;"
 
 
-def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_left_out() -> None:
+def test_markdown_values_are_escaped_and_unset_settings_left_out() -> None:
     settings = {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL}
     values = {"task": "tag", "kind": "token classification", "base": EVIL, "settings": settings, "warning": ""}
     values |= {"model_class": "BertForTokenClassification", "rows": {"train": 1000, "validation": 50}}
-    values |= {
-        "splits": ["validation"],
-        "scores": [("f1", "0.9000")],
-        "best_epoch": 2,
-        "refit_epochs": None,
-        "metric": "f1",
-    }
+    values |= {"splits": ["validation"], "scores": [("f1", "0.9000")], "metric": "f1"}
+    values |= {"best_epoch": 2, "refit_epochs": None}
     text = render("finetuned_card.md", **values, baselines={"words alone": "0.5000"})
     assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
     assert f"* `text_field`: {escaped(EVIL)}\n" in text
