@@ -46,9 +46,7 @@ class Settings:
     regression: bool = False
     tokens_field: str = "tokens"
     tags_field: str = "tags"
-    tag_names: tuple[
-        str, ...
-    ] = ()  # names of the tags 0, 1, … if the tags are numbers and the input does not name them
+    tag_names: tuple[str, ...] = ()  # of the tags 0, 1, …, if the tags are numbers and the input does not name them
     stride: int | None = None  # tokens shared by consecutive windows; None: 128, at most a third of a window
     max_answer_length: int | None = None  # tokens; None: the 99th percentile of the training answers
 
