@@ -23,6 +23,7 @@ class Classify(Task):
     """The classification and regression task, with one label per row."""
 
     model_class = "AutoModelForSequenceClassification"
+    pipeline_tag = "text-classification"
     overflow_action = "truncated"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,7 @@
 """Inference with a fine-tuned folder, without padding.
 
-Reads folders written by `finetune`, and folders of the same model classes written by `transformers`. In fp32 the outputs
-equal those of `transformers` up to rounding.
+Reads folders written by `finetune`, and folders of the same model classes written by `transformers`. In fp32, the
+outputs equal those of `transformers` up to rounding.
 """
 
 from collections.abc import Mapping, Sequence

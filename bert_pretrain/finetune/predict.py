@@ -16,7 +16,7 @@ from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import PREDICT_INPUT, LabelledInput
-from bert_pretrain.finetune.run import HEADS, KIND
+from bert_pretrain.finetune.run import KIND, TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
@@ -98,7 +98,7 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    head = MultiLabel if finetuned.is_multi_label else HEADS[finetuned.task]
+    head = MultiLabel if finetuned.is_multi_label else TASK_CLASSES[finetuned.task]
     task = head(settings, finetuned.bert.tokenizer)
     task.labels, task.allows_no_answer = finetuned.labels, manifest.get("may_be_none") is True
     return task

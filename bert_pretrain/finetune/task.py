@@ -37,6 +37,7 @@ class Task(ABC):
     """Base class of the tasks. Holds everything that differs between them."""
 
     model_class: str  # class of `transformers`
+    pipeline_tag: str  # the Hub's name of the task
     label_column: str
     main_metric: str  # selects the best checkpoint; larger is better
     label_names: tuple[str, ...] = ("labels",)  # keys of `Window.labels`

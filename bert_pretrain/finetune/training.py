@@ -26,7 +26,7 @@ from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
-from bert_pretrain.train.hardware import Precision
+from bert_pretrain.train.hardware import choose_precision
 
 logging: Any = _logging
 MODEL = "model"
@@ -74,6 +74,7 @@ class FineTuner:
         self.model = model
         self.examples = examples
         self.device = device
+        self.precision = choose_precision("auto", device)
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
             self.windows[split] = task.encode(rows, split)
@@ -82,13 +83,7 @@ class FineTuner:
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
 
     def train(
-        self,
-        settings: Settings,
-        folder: Path,
-        precision: Precision,
-        *,
-        untrained: bool = False,
-        on_all_rows: bool = False,
+        self, settings: Settings, folder: Path, *, untrained: bool = False, on_all_rows: bool = False
     ) -> dict[str, Any]:
         """Run one trial, save its model in `folder`, and return its report (see `report_of`).
 
@@ -101,7 +96,7 @@ class FineTuner:
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
         checkpoints = folder / "checkpoints"
-        trainer = self._make_trainer(network, settings, rate, checkpoints, precision, on_all_rows=on_all_rows)
+        trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
         report = {"learning_rate": rate, "dropout": network.config.hidden_dropout_prob}
         report |= {} if on_all_rows else report_of(trainer.state)
@@ -117,9 +112,7 @@ class FineTuner:
         best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
         return is_clearly_better(best, last, len(self.examples["validation"]), errors=1.5)
 
-    def _make_trainer(
-        self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision, *, on_all_rows: bool
-    ) -> Any:
+    def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, *, on_all_rows: bool) -> Any:
         """Return a Trainer that saves its checkpoints in `folder` and shows a progress bar instead of logs."""
         task = self.task
         windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
@@ -145,8 +138,8 @@ class FineTuner:
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",
             use_cpu=self.device.type == "cpu",
-            bf16=precision.name == "bf16",
-            fp16=precision.name == "fp16",
+            bf16=self.precision.name == "bf16",
+            fp16=self.precision.name == "fp16",
             label_names=list(task.label_names),
             remove_unused_columns=False,
         )
@@ -180,7 +173,7 @@ class FineTuner:
 
 
 def fit(trainer: Any, folder: Path) -> None:
-    """Train to the end, from the last complete checkpoint in `folder` if there is one. Leaves the best weights loaded."""
+    """Train to the end, resuming from the last complete checkpoint in `folder` if there is one."""
     newest = last_checkpoint(folder)
     if newest is None:
         shutil.rmtree(folder, ignore_errors=True)
