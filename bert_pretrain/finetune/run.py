@@ -1,7 +1,7 @@
 """`finetune`: reads and checks rows, trains, keeps the best epoch, predicts, and writes a Hugging Face folder.
 
-All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with `metrics.json` and `predictions.jsonl` next to
-the model. The same command resumes an unfinished run and does nothing after a finished one.
+All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with the model, `metrics.json` and
+`predictions.jsonl`. The same command resumes an unfinished run and does nothing after a finished one.
 """
 
 import contextlib
@@ -261,13 +261,12 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
                 "rows": {name: len(rows) for name, rows in examples.items()},
             }
             _write_results(tuner, identity, trial, metrics, predictions, result)
-    _print_results(tuner, metrics, list(predictions), trial.epochs)
-    print(f"model, metrics and predictions: {output}")
-    if metrics["warning"]:
-        print(f"WARNING: {metrics['warning']}")
+    _print_results(tuner, trial, metrics, list(predictions), output)
 
 
-def _print_results(tuner: "FineTuner", metrics: dict[str, Any], splits: list[str], epochs: int | None) -> None:
+def _print_results(
+    tuner: "FineTuner", trial: Settings, metrics: dict[str, Any], splits: list[str], output: Path
+) -> None:
     for split in splits:
         if split in metrics:
             line = "  ".join(f"{name} {value:.4f}" for name, value in metrics[split].items())
@@ -276,8 +275,11 @@ def _print_results(tuner: "FineTuner", metrics: dict[str, Any], splits: list[str
             print(f"{split}: not scored, because not all rows have a label")
     for name, score in metrics["baselines"].items():
         print(f"{name}: {100 * score:.1f} %")
-    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {epochs}"
-    print(f"trained {refit_epochs} epochs on all rows" if refit_epochs else best_epoch)
+    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {trial.epochs}"
+    trained = f"{refit_epochs} epochs on all rows" if refit_epochs else best_epoch
+    print(f"{trained}; model, metrics and predictions: {output}")
+    if metrics["warning"]:
+        print(f"WARNING: {metrics['warning']}")
 
 
 def _missing_classes(task: Task, train: list[Example], examples: list[Example]) -> str:
