@@ -1,6 +1,6 @@
 """Fine-tuning and prediction: from a file of rows to `metrics.json`.
 
-run.py             lists the inputs (`LabelledInput`), runs the steps below, writes metrics, predictions and the model card
+run.py             lists the inputs (`LabelledInput`), runs the steps below, writes metrics, predictions and model card
 rows.py            reads an input as `Example`s
 classify.py, …     the `Task`: reads its fields from an example and encodes the examples as `Window`s of token ids
 training.py        the `FineTuner`: runs the `transformers` Trainer for each trial and keeps the best epoch

@@ -174,7 +174,7 @@ def _context_characters(encoding: Encoding) -> list[tuple[int, int] | None]:
 
 
 def _answer_positions(positions: list[tuple[int, int] | None], answers: list[TrueAnswer]) -> tuple[int, int]:
-    """Return the first and last position of the first answer in the context, (0, 0) if the window lacks a part of it."""
+    """Return the first and last position of the first answer in the context, (0, 0) if the window cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
     if begin == NOT_FOUND:
         return 0, 0
@@ -254,10 +254,8 @@ def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
     text, start = answer
     if start >= 0 and context.startswith(text, start):
         return answer
-    text = text.strip()
-    starts = (match.start() for match in re.finditer(re.escape(text), context))
-    nearest = min(starts, key=lambda each: abs(each - start), default=NOT_FOUND)
-    return answer[0] if nearest == NOT_FOUND else text, nearest
+    starts = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
+    return (text.strip(), min(starts, key=lambda each: abs(each - start))) if starts else (text, NOT_FOUND)
 
 
 def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, float]:
