@@ -29,16 +29,9 @@ _TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}
 
 
 def predict(
-    model: Path,
-    location: str,
-    output: Path,
-    *,
-    config: TrainConfig,
-    batch_tokens: int | None = None,
-    skip_empty: bool = False,
-    changes: dict[str, Any] | None = None,
-    **reading: Any,
-) -> None:
+    model: Path, location: str, output: Path, *, config: TrainConfig, batch_tokens: int | None = None,
+    skip_empty: bool = False, changes: dict[str, Any] | None = None, **reading: Any,
+) -> None:  # fmt: skip
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
     Args:

@@ -31,7 +31,7 @@ from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Task
+from bert_pretrain.finetune.task import MODEL, Task
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import (
     atomic_folder,
@@ -51,7 +51,7 @@ from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.hardware import choose_device
 
 if TYPE_CHECKING:
-    from bert_pretrain.finetune.training import FineTuner
+    from bert_pretrain.finetune.training import FineTuner  # needs the packages that `_check_environment` looks for
 
 KIND = "finetune"
 METRICS = "metrics.json"
@@ -60,26 +60,14 @@ _TRIALS, _ALL_ROWS = "trials", "all"  # folders in OUTPUT.partial and in trials
 
 
 def finetune(
-    task: str,
-    model: Path,
-    *,
-    train: str,
-    output: Path,
-    validation: str | None = None,
-    test: str | None = None,
-    settings: Settings | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    **reading: Any,
-) -> Path:
+    task: str, model: Path, *, train: str, output: Path, validation: str | None = None, test: str | None = None,
+    settings: Settings | None = None, device: str = "auto", overwrite: bool = False, **reading: Any,
+) -> Path:  # fmt: skip
     """Fine-tune a BERT folder on a task and return the output folder.
 
-    The arguments are the options of the command. Without `validation`, a tenth of the training rows is held out to
-    choose the best epoch. The model is then trained again on all rows.
-
-    Args:
-        settings: The options of the training.
-        reading: `format`, `columns` and `encoding` of all inputs.
+    The arguments are the options of the command. `reading` has the `format`, `columns` and `encoding` of all inputs.
+    Without `validation`, a tenth of the training rows is held out to choose the best epoch, and the model is then
+    trained again on all rows.
     """
     inputs = [
         LabelledInput(location, flag, **reading)
@@ -102,9 +90,10 @@ def finetune(
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            from bert_pretrain.finetune.training import FineTuner
+            from bert_pretrain.finetune.training import FineTuner, quiet_transformers
 
-            _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
+            with quiet_transformers():
+                _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
     return output
 
 
@@ -220,47 +209,42 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
 
 def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Path) -> None:
     """Run the trials in `work` and write the best model and its results to `output`."""
-    from bert_pretrain.finetune import training
-
     start, task, examples = time.monotonic(), tuner.task, tuner.examples
     print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
-    with training.quiet_transformers():
-        folder = (work / _TRIALS).resolve()
-        trials = task.settings.trials(len(tuner.windows["train"]))
-        reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
-        best = max(range(len(trials)), key=lambda number: reports[number]["score"])
-        for number, each in enumerate(reports if len(trials) > 1 else ()):
-            line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
-            print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
-        trial, report = trials[best], reports[best]
-        refit_epochs = _refit(tuner, trial, report, folder) if identity["refits"] else None
-        with atomic_folder(output) as result:
-            shutil.copytree(
-                folder / (_ALL_ROWS if refit_epochs else str(best)) / training.MODEL, result, dirs_exist_ok=True
-            )
-            predictions = {"validation": tuner.predict(folder / str(best) / training.MODEL, "validation")}
-            if "test" in examples:
-                predictions["test"] = tuner.predict(result, "test")
-            scores = {
-                split: task.score(examples[split], split_predictions)
-                for split, split_predictions in predictions.items()
-                if all(window.labels for window in tuner.windows[split])
-            }
-            split = "test" if "test" in scores else "validation"
-            baselines = _baselines(tuner, trial, folder, split, refits=identity["refits"] and split == "test")
-            metrics = {
-                "task": identity["task"],
-                "main_metric": task.main_metric,
-                **scores,
-                **report,
-                "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
-                "refit_epochs": refit_epochs,
-                "baselines": baselines,
-                "warning": _warning(tuner, split, scores[split][task.main_metric], baselines),
-                "seconds": round(time.monotonic() - start, 1),
-                "rows": {name: len(rows) for name, rows in examples.items()},
-            }
-            _write_results(tuner, identity, trial, metrics, predictions, result)
+    folder = (work / _TRIALS).resolve()
+    trials = task.settings.trials(len(tuner.windows["train"]))
+    reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
+    best = max(range(len(trials)), key=lambda number: reports[number]["score"])
+    for number, each in enumerate(reports if len(trials) > 1 else ()):
+        line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
+        print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
+    trial, report = trials[best], reports[best]
+    refit_epochs = _refit(tuner, trial, report, folder) if identity["refits"] else None
+    with atomic_folder(output) as result:
+        shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
+        predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
+        if "test" in examples:
+            predictions["test"] = tuner.predict(result, "test")
+        scores = {
+            split: task.score(examples[split], split_predictions)
+            for split, split_predictions in predictions.items()
+            if all(window.labels for window in tuner.windows[split])
+        }
+        split = "test" if "test" in scores else "validation"
+        baselines = _baselines(tuner, trial, folder, split, refits=identity["refits"] and split == "test")
+        metrics = {
+            "task": identity["task"],
+            "main_metric": task.main_metric,
+            **scores,
+            **report,
+            "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
+            "refit_epochs": refit_epochs,
+            "baselines": baselines,
+            "warning": _warning(tuner, split, scores[split][task.main_metric], baselines),
+            "seconds": round(time.monotonic() - start, 1),
+            "rows": {name: len(rows) for name, rows in examples.items()},
+        }
+        _write_results(tuner, identity, trial, metrics, predictions, result)
     _print_results(tuner, trial, metrics, list(predictions), output)
 
 
@@ -302,8 +286,6 @@ def _refit(tuner: "FineTuner", trial: Settings, report: dict[str, Any], folder: 
 
 def _baselines(tuner: "FineTuner", trial: Settings, folder: Path, split: str, *, refits: bool) -> dict[str, float]:
     """Return the scores of the baselines on a split. With `refits`, they are trained on the validation rows too."""
-    from bert_pretrain.finetune.training import MODEL
-
     task, examples = tuner.task, tuner.examples
     predictions, train = {}, examples["train"] + (examples["validation"] if refits else [])
     if not task.settings.no_baseline and (from_words := task.word_baseline(train, examples[split])) is not None:
@@ -338,13 +320,9 @@ def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, 
 
 
 def _write_results(
-    tuner: "FineTuner",
-    identity: dict[str, Any],
-    trial: Settings,
-    metrics: dict[str, Any],
-    predictions: dict[str, list[Any]],
-    result: Path,
-) -> None:
+    tuner: "FineTuner", identity: dict[str, Any], trial: Settings, metrics: dict[str, Any],
+    predictions: dict[str, list[Any]], result: Path,
+) -> None:  # fmt: skip
     """Write the metrics, the predictions of the last split, checksums, the model card, and last the manifest."""
     task, split = tuner.task, list(predictions)[-1]
     write_json(result / METRICS, metrics)
@@ -356,20 +334,14 @@ def _write_results(
     names = dict.fromkeys(name for each in scores.values() for name in each)
     card = render(
         "finetuned_card.md",
-        task=metrics["task"],
-        kind="regression" if trial.regression else pipeline.replace("-", " "),
-        model_class=task.model_class,
-        base=name_of_folder(tuner.model),
-        rows=metrics["rows"],
-        splits=list(scores),
+        task=metrics["task"], kind="regression" if trial.regression else pipeline.replace("-", " "),
+        model_class=task.model_class, base=name_of_folder(tuner.model), rows=metrics["rows"], splits=list(scores),
         scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
         settings=asdict(trial) | {"learning_rate": f"{metrics['learning_rate']:g}", "dropout": metrics["dropout"]},
-        best_epoch=metrics["best_epoch"],
-        refit_epochs=metrics["refit_epochs"],
         baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},
         metric=metrics["main_metric"],
-        warning=metrics["warning"],
-    )
+        **{name: metrics[name] for name in ("best_epoch", "refit_epochs", "warning")},
+    )  # fmt: skip
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
     write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
     body = {"rows": metrics["rows"], "predictions": split, "may_be_none": task.allows_no_answer}

@@ -14,16 +14,10 @@ _TASK_FIELDS = {
     "answer": ("stride", "max_answer_length"),
 }
 _RANGES = {
-    "epochs": (1, math.inf),
-    "batch_size": (1, math.inf),
-    "warmup_ratio": (0.0, 1.0),
-    "weight_decay": (0.0, math.inf),
-    "max_length": (16, math.inf),
-    "dropout": (0.0, 0.9),
-    "seed": (0, 2**32 - 1),
-    "stride": (0, math.inf),
+    "epochs": (1, math.inf), "batch_size": (1, math.inf), "warmup_ratio": (0.0, 1.0), "weight_decay": (0.0, math.inf),
+    "dropout": (0.0, 0.9), "seed": (0, 2**32 - 1), "max_length": (16, math.inf), "stride": (0, math.inf),
     "max_answer_length": (1, math.inf),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

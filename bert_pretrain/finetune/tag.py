@@ -218,16 +218,10 @@ def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[st
 
 
 def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, range]]:
-    """Split a sentence into overlapping windows of at most `max_tokens` tokens.
+    """Split a sentence into overlapping windows of at most `max_tokens` tokens, given the number of tokens per word.
 
-    Consecutive windows share words of about a third of a window. The middle of the shared words is the border between
-    the words that each window labels.
-
-    Args:
-        lengths: The number of tokens of each word.
-
-    Returns:
-        For each window, the range of its words, and the range of the words labelled there.
+    Return for each window the range of its words and the range of the words labelled there. Consecutive windows share
+    about a third of their tokens, and each labels its half of the shared words.
     """
     shown, begin = [], 0
     while True:
@@ -266,8 +260,12 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
             # Only these separate fields: a word such as 10 000 may contain a no-break space.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
-            if not rows and not lines and source.flag != PREDICT_INPUT:
-                _check_first_line(fields, f"{source.location}: line {number}")
+            is_first = not rows and not lines and source.flag != PREDICT_INPUT
+            has_word_or_all_tags = not _ENTITY_TAG.fullmatch(fields[-1]) or all(map(_ENTITY_TAG.fullmatch, fields))
+            if is_first and len(fields) > 4 and has_word_or_all_tags:
+                what = "the line is a whole sentence; two parallel files of words and tags (MSRA) are not supported"
+                where, remedy = f"{source.location}: line {number}", f"convert the files to JSONL with {_FORMAT}"
+                raise InputError(what, where=where, remedy=remedy)
             lines.append((number, fields))
         elif lines:
             where = f"{source.location}: line {lines[0][0]}"
@@ -283,13 +281,6 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
                 source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))
             lines, row_number = [], row_number + 1
     return rows
-
-
-def _check_first_line(fields: list[str], where: str) -> None:
-    """Raise InputError if a line seems to contain all words or all tags of a sentence."""
-    if len(fields) > 4 and (not _ENTITY_TAG.fullmatch(fields[-1]) or all(map(_ENTITY_TAG.fullmatch, fields))):
-        what = "the line is a whole sentence; two parallel files of words and tags (MSRA) are not supported"
-        raise InputError(what, where=where, remedy=f"convert the files to JSONL with {_FORMAT}")
 
 
 def to_bio(tags: list[str]) -> list[str]:

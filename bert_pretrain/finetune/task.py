@@ -16,6 +16,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
 IGNORE_INDEX = -100  # the label that the loss of `transformers` ignores
+MODEL = "model"  # model folder of a trial
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,11 @@ class Task(ABC):
 
 
 def encode_texts(
-    tokenizer: Tokenizer,
-    texts: Sequence[Any],
-    truncation: dict[str, Any] | None = None,
-    *,
-    add_special_tokens: bool = True,
+    tokenizer: Tokenizer, texts: Sequence[Any], truncation: Any = None, *, add_special_tokens: bool = True
 ) -> Iterator[Encoding]:
-    """Yield the encodings of texts or pairs. `[MASK]` and other special tokens in the input are plain text.
+    """Yield the encodings of texts or pairs. Special tokens such as `[MASK]` in the texts are plain text.
 
-    `truncation` holds the arguments of `tokenizers.Tokenizer.enable_truncation`.
+    `truncation` is a dict of arguments for `tokenizers.Tokenizer.enable_truncation`, None for no truncation.
     """
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True

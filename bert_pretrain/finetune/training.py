@@ -21,7 +21,7 @@ from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, collate
+from bert_pretrain.finetune.task import IGNORE_INDEX, MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -29,7 +29,6 @@ from bert_pretrain.tools.inference import batches_by_length
 from bert_pretrain.train.hardware import choose_precision
 
 logging: Any = _logging
-MODEL = "model"
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
 
@@ -119,30 +118,17 @@ class FineTuner:
         assert settings.epochs is not None
         steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
-            output_dir=str(folder),
-            learning_rate=rate,
-            weight_decay=settings.weight_decay,
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            per_device_eval_batch_size=settings.batch_size,
+            output_dir=str(folder), seed=settings.seed, num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size, per_device_eval_batch_size=settings.batch_size,
+            learning_rate=rate, weight_decay=settings.weight_decay,
             warmup_steps=round(settings.warmup_ratio * steps),  # warmup_ratio differs between versions 4.57 and 5
-            seed=settings.seed,
-            eval_strategy="no" if on_all_rows else "epoch",
-            save_strategy="epoch",
-            logging_strategy="epoch",
-            save_total_limit=2,  # the last and the best
-            load_best_model_at_end=not on_all_rows,
-            metric_for_best_model=f"eval_{task.main_metric}",
-            greater_is_better=True,
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=self.device.type == "cuda",
-            use_cpu=self.device.type == "cpu",
-            bf16=self.precision.name == "bf16",
-            fp16=self.precision.name == "fp16",
-            label_names=list(task.label_names),
-            remove_unused_columns=False,
-        )
+            eval_strategy="no" if on_all_rows else "epoch", save_strategy="epoch", logging_strategy="epoch",
+            metric_for_best_model=f"eval_{task.main_metric}", greater_is_better=True,
+            load_best_model_at_end=not on_all_rows, save_total_limit=2,  # the last and the best
+            use_cpu=self.device.type == "cpu", dataloader_pin_memory=self.device.type == "cuda",
+            bf16=self.precision.name == "bf16", fp16=self.precision.name == "fp16",
+            label_names=list(task.label_names), remove_unused_columns=False, report_to="none", disable_tqdm=True,
+        )  # fmt: skip
         arguments._n_gpu = min(1, arguments.n_gpu)  # prevents DataParallel over all visible GPUs
         trainer = MicroBatchTrainer(
             model=network,
