@@ -156,7 +156,8 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
 def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
     """Return the first `number` groups of `order`, changed so that both parts contain each class where possible.
 
-    For a class that one part lacks, a group with it is exchanged for another group, unless a part would lose a class.
+    For a class that one part lacks, a group with it is moved there, and another group back if there is one. A group is
+    only moved if its part keeps all classes.
     """
     parts = [list(order[:number]), list(order[number:])]
 
@@ -168,10 +169,10 @@ def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int)
         for lacking, other in (parts, parts[::-1]):
             if not any(name in classes[group] for group in lacking):
                 wanted = next((group for group in removable(other) if name in classes[group]), None)
-                returned = next(removable(lacking), None)
-                if wanted is not None and returned is not None:
-                    lacking.remove(returned)
-                    other.append(returned)
+                if wanted is not None:
+                    if (returned := next(removable(lacking), None)) is not None:
+                        lacking.remove(returned)
+                        other.append(returned)
                     other.remove(wanted)
                     lacking.append(wanted)
     return set(parts[0])

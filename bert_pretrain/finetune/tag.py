@@ -289,7 +289,7 @@ def to_bio(tags: list[str]) -> list[str]:
     open_kind = None  # kind of the entity that the next tag may continue
     for tag in tags:
         prefix, kind = match.groups() if (match := _ENTITY_TAG.fullmatch(tag)) else (None, None)
-        continues = bool(prefix) and prefix in "IMEL" and kind == open_kind
+        continues = prefix is not None and prefix in "IMEL" and kind == open_kind
         converted.append(f"{'I' if continues else 'B'}-{kind}" if prefix else tag)
         open_kind = kind if prefix and prefix not in "SUWEL" else None  # these end an entity
     return converted
