@@ -56,10 +56,8 @@ def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, mo
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
     call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
     reports = []
-    for name, more in (
-        ("held_out", {}),
-        ("separate", {"validation": write_rows(tmp_path / "v.jsonl", reviews(10, 2))}),
-    ):
+    validation = write_rows(tmp_path / "v.jsonl", reviews(10, 2))
+    for name, more in (("held_out", {}), ("separate", {"validation": validation})):
         finetune("classify", toy_model, **call, **more, output=tmp_path / name)
         reports.append(read_json(tmp_path / name / METRICS))
     assert seen == [(36, 2), (40, 2), (40, 2)]
@@ -160,11 +158,8 @@ def test_a_model_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, c
 
 
 def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -> None:
-    classify = Classify(Settings(), tokenizer)
-    assert classify.constant_baseline([Example(0, "", {}, {"text": "text"}, label) for label in "aab"]) == (
-        "always 'a'",
-        2 / 3,
-    )
+    rows = [Example(0, "", {}, {"text": "text"}, label) for label in "aab"]
+    assert Classify(Settings(), tokenizer).constant_baseline(rows) == ("always 'a'", 2 / 3)
     number = Classify(Settings(regression=True), tokenizer)
     examples = [Example(row, "", {}, {"text": "text"}, float(row)) for row in range(3)]
     assert number.score(examples, [1.0] * 3)["spearman"] == number.constant_baseline(examples)[1]

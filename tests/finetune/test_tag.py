@@ -14,9 +14,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
 
 
-@given(
-    st.integers(1, 40).flatmap(lambda limit: st.tuples(st.just(limit), st.lists(st.integers(1, limit), max_size=60)))
-)
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=60))))
 def test_windows_fit_and_label_every_word_once(case: tuple[int, list[int]]) -> None:
     max_tokens, lengths = case
     windows = split_sentence(lengths, max_tokens)
