@@ -72,17 +72,15 @@ class Answer(Task):
             print(f"maximum answer length: {longest} tokens, from 99 % of the training answers (--max-answer-length)")
         self.allows_no_answer = num_unanswered > 0
         if self.allows_no_answer:
-            print(
-                f'{num_unanswered:,} of {len(train):,} training questions have no answer: "no answer" can be predicted'
-            )
+            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer, so none may be predicted")
         elif any(question.label == [] for question in others):
-            print("all training questions have an answer: an answer is predicted even for questions without one")
+            print("all training questions have an answer, so an answer is predicted even for questions without one")
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
-        max_length, stride = self.settings.max_length, self.settings.stride
         questions = self._truncated([example.inputs["question"] for example in examples])
         pairs = list(zip(questions, (example.inputs["context"] for example in examples), strict=True))
-        truncation = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
+        settings = self.settings
+        truncation = {"max_length": settings.max_length, "stride": settings.stride, "strategy": "only_second"}
         has_labels = all(example.label is not None for example in examples)
         windows: list[Window] = []
         for number, encoding in enumerate(encode_texts(self.tokenizer, pairs, truncation)):
@@ -147,12 +145,9 @@ def _texts(examples: list[Example]) -> list[list[str]]:
 
 
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[Span]:
-    """Return the best spans of one window.
+    """Return the best spans of one window from its start and end logits, which may be followed by padding.
 
-    Args:
-        positions: The context characters of each position, None outside the context.
-        starts: The start logits (positions,), perhaps followed by padding.
-        ends: The end logits, of the same shape.
+    `positions` are the context characters of each position, None outside the context.
     """
     likely_starts, likely_ends = (
         [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]

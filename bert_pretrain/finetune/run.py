@@ -32,16 +32,7 @@ from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import MODEL, Task
-from bert_pretrain.io import manifest
-from bert_pretrain.io.files import (
-    atomic_folder,
-    damage_of_folder,
-    read_json,
-    seal_folder,
-    sha256_file,
-    write_json,
-    write_text,
-)
+from bert_pretrain.io import files, manifest
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
@@ -56,7 +47,7 @@ if TYPE_CHECKING:
 KIND = "finetune"
 METRICS = "metrics.json"
 TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
-_TRIALS, _ALL_ROWS = "trials", "all"  # folders in OUTPUT.partial and in trials
+_TRIALS, _ALL_ROWS = "trials", "all"  # folder in OUTPUT.partial, and the folder in it of training on all rows
 
 
 def finetune(
@@ -85,7 +76,7 @@ def finetune(
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
             print(f"up to date: {output}")
-            if warning := read_json(output / METRICS).get("warning"):
+            if warning := files.read_json(output / METRICS).get("warning"):
                 print(f"WARNING: {warning}")
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
@@ -187,7 +178,7 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
             content = json.dumps([example.inputs, example.label], ensure_ascii=False)
             digest.update(content.encode("utf-8", "surrogatepass"))
         data[split] = {"rows": len(rows), "sha256": digest.hexdigest()}
-    weights = {"config": sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
+    weights = {"config": files.sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
     return {
         "model": weights | {"tokenizer": task.tokenizer.hash},
         "data": data,
@@ -200,7 +191,7 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
     if overwrite:
         manifest.set_aside_once(output, KIND, identity)
     if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
-        if damage := damage_of_folder(output):
+        if damage := files.damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
         return True
@@ -221,7 +212,7 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
         print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
     trial, report = trials[best], reports[best]
     refit_epochs = _refit(tuner, trial, report, folder) if identity["refits"] else None
-    with atomic_folder(output) as result:
+    with files.atomic_folder(output) as result:
         shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
         predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
         if "test" in examples:
@@ -315,7 +306,7 @@ def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, 
     if best is None or is_clearly_better(score, baselines[best], len(examples)):
         return ""
     what = f"not clearly better than {best}: {metric} {score:.4f} versus {baselines[best]:.4f} on {rows}"
-    if PRETRAINING in read_json(tuner.model / CONFIG):  # the model was pretrained by this package
+    if PRETRAINING in files.read_json(tuner.model / CONFIG):  # the model was pretrained by this package
         return f"{what}. Pretrain it longer on more text, or label more rows"
     return f"{what}. Continue pretraining on similar text (train --init-from), or label more rows"
 
@@ -326,11 +317,11 @@ def _write_results(
 ) -> None:  # fmt: skip
     """Write the metrics, the predictions of the last split, checksums, the model card, and last the manifest."""
     task, split = tuner.task, list(predictions)[-1]
-    write_json(result / METRICS, metrics)
+    files.write_json(result / METRICS, metrics)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for example, prediction in zip(tuner.examples[split], predictions[split], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
-    seal_folder(result)
+    files.seal_folder(result)
     pipeline, scores = task.pipeline_tag, {name: metrics[name] for name in predictions if name in metrics}
     names = dict.fromkeys(name for each in scores.values() for name in each)
     card = render(
@@ -344,6 +335,6 @@ def _write_results(
         **{name: metrics[name] for name in ("best_epoch", "refit_epochs", "warning")},
     )  # fmt: skip
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
+    files.write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
     body = {"rows": metrics["rows"], "predictions": split, "may_be_none": task.allows_no_answer}
     manifest.complete(result, KIND, identity, body)

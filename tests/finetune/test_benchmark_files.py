@@ -135,12 +135,12 @@ def test_commands_in_the_documentation_read_their_files(read, name: str) -> None
     (command,) = (each.split() for each in commands if f"--train {name} " in each)
     options = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
     fields = {field: options[field] for field in ("text_field", "pair_field", "label_field", "regression")}
-    reading = {
-        "format": options["file_format"],
-        "columns": tuple((options["columns"] or "").split(",")) * bool(options["columns"]),
-    }
+    columns = tuple((options["columns"] or "").split(",")) * bool(options["columns"])
     content, number = FILES[name]
-    assert len(read(options["task"], name, content, settings=fields, **reading)[0]) == number
+    assert (
+        len(read(options["task"], name, content, settings=fields, columns=columns, format=options["file_format"])[0])
+        == number
+    )
 
 
 CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"

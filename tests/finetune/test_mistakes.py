@@ -19,12 +19,7 @@ def asked(**changes: object) -> str:
 
 # name: (content of x.jsonl, task and options, part of the message, part of its place)
 MISTAKES = {
-    "missing label": (
-        '{"text": "good", "label": "a"}\n' + '{"text": "a", "label": null}\n' * 2,
-        "classify",
-        "has no label; 2 of 3",
-        "x.jsonl: line 2",
-    ),
+    "missing label": ('{"text": "a", "label": null}\n' * 3, "classify", "no label; 3 of 3 rows", "x.jsonl: line 1"),
     "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "every row has the label 'a'", "x.jsonl: line 1"),
     "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor an integer", "x.jsonl: line 1"),
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),

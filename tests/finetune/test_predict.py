@@ -104,9 +104,8 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
             best = model(**encoding).logits[0].argmax(dim=-1).tolist()
         tags = [TAGS[best[encoding.word_ids().index(word)]] for word in range(len(words))]
         # The first tag of an entity is changed to B-.
-        expected.append(
-            [tag.replace("I-", "B-") if i == 0 or tags[i - 1] == "O" else tag for i, tag in enumerate(tags)]
-        )
+        pairs = zip(["O", *tags], tags, strict=False)
+        expected.append([tag.replace("I-", "B-") if before == "O" else tag for before, tag in pairs])
     assert len({tag for tags in expected for tag in tags}) > 1
     for kind, source in sources.items():
         found = run(tagger, source, tmp_path / f"{kind}.jsonl")
@@ -244,7 +243,6 @@ def test_folders_without_a_usable_head_are_errors(folder_of, toy_model, tmp_path
     change(architectures=["BertForQuestionAnswering"])
     attempt(folder, "no layer 'qa_outputs'")
     change()
-    (folder / "manifest.json").write_text(
-        json.dumps({"kind": "finetune", "identity": {"settings": {"max_length": "x"}}})
-    )
+    manifest = {"kind": "finetune", "identity": {"settings": {"max_length": "x"}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     attempt(folder, "max_length")

@@ -70,9 +70,8 @@ def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, mo
 def test_micro_batches_have_the_loss_and_gradients_of_the_batch(per_row: bool, tmp_path) -> None:
     torch.manual_seed(0)
     lengths = torch.randint(2, 60, (32,)).tolist()
-    rows = [
-        {"input_ids": torch.randint(5, 50, (length,)).tolist(), "token_type_ids": [0] * length} for length in lengths
-    ]
+    ids = [torch.randint(5, 50, (length,)).tolist() for length in lengths]
+    rows = [{"input_ids": each, "token_type_ids": [0] * len(each)} for each in ids]
     for row, length in zip(rows, lengths, strict=True):
         row["labels"] = length % 2 if per_row else [-100, *[token % 2 for token in row["input_ids"][1:]]]
     if not per_row:
@@ -167,9 +166,8 @@ def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -
     sentences = [Example(0, "", {}, {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
     assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant_baseline(sentences)[1]
     answer = Answer(Settings(), tokenizer)
-    questions = [
-        Example(0, "", {}, {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])
-    ]
+    inputs = {"question": "who ?", "context": "the anna"}
+    questions = [Example(0, "", {}, inputs, label) for label in ([("anna", 4)], [])]
     assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant_baseline(questions)[1] == 0.5
 
 

@@ -48,13 +48,9 @@ def predicted(folder: Path, source: str, column: str) -> list[Any]:
 def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dict[str, Any]:
     """Fine-tune a classifier and return the arguments of the call."""
     place = tmp_path_factory.mktemp("classifier")
-    call = {
-        "train": write_rows(place / "train.jsonl", reviews(200, 1)),
-        "test": write_rows(place / "test.jsonl", reviews(60, 2)),
-        "output": place / "out",
-        "settings": Settings(**FAST, epochs=4),
-        "device": "cpu",
-    }
+    call = {"output": place / "out", "settings": Settings(**FAST, epochs=4), "device": "cpu"}
+    call["train"] = write_rows(place / "train.jsonl", reviews(200, 1))
+    call["test"] = write_rows(place / "test.jsonl", reviews(60, 2))
     finetune("classify", toy_model, **call)
     return call
 
@@ -64,13 +60,11 @@ def test_a_separable_task_is_learned_and_metrics_match_scikit_learn(classifier: 
     assert report["rows"] == {"train": 180, "validation": 20, "test": 60}
     assert report["test"]["accuracy"] > 0.95
     truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
-    assert report["test"] == pytest.approx(
-        {
-            "accuracy": sklearn_metrics.accuracy_score(truth, found),
-            "macro_f1": sklearn_metrics.f1_score(truth, found, average="macro"),
-            "mcc": sklearn_metrics.matthews_corrcoef(truth, found),
-        }
-    )
+    assert report["test"] == {
+        "accuracy": pytest.approx(sklearn_metrics.accuracy_score(truth, found)),
+        "macro_f1": pytest.approx(sklearn_metrics.f1_score(truth, found, average="macro")),
+        "mcc": pytest.approx(sklearn_metrics.matthews_corrcoef(truth, found)),
+    }
     best = max(report["epochs"], key=lambda epoch: epoch["eval_accuracy"])
     assert report["best_epoch"] == best["epoch"]
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4]
@@ -113,11 +107,11 @@ def test_the_same_command_is_up_to_date_and_another_is_an_error(classifier, toy_
 
 
 @pytest.mark.parametrize(
-    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
+    ("name", "size"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
 )
-def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, name, left) -> None:
+def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, name, size) -> None:
     output = shutil.copytree(classifier["output"], tmp_path / "out")
-    (output / name).unlink() if left is None else os.truncate(output / name, left)
+    (output / name).unlink() if size is None else os.truncate(output / name, size)
     with pytest.raises(DataError, match=f"is damaged: {name}"):
         finetune("classify", toy_model, **{**classifier, "output": output})
 
@@ -125,9 +119,8 @@ def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, nam
 def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
     words = ["bad", "poor", "book", "fine", "good"]
     rows = [
-        {"a": f"the {words[i % 5]}", "b": f"is {words[i // 5 % 5]}", "score": float(i % 5 - i // 5 % 5)}
-        for i in range(100)
-    ]
+        {"a": f"the {words[a]}", "b": f"is {words[b]}", "score": float(a - b)} for b in range(5) for a in range(5)
+    ] * 4
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
     source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
@@ -145,9 +138,8 @@ def test_tags_are_learned_in_sentences_longer_than_the_positions(toy_model: Path
     train = write_rows(tmp_path / "train.jsonl", tagged_sentences(120, 1))
     validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(30, 2))
     settings = Settings(**FAST, epochs=5)
-    output = finetune(
-        "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
-    )
+    call = {"train": train, "validation": validation, "output": tmp_path / "o", "device": "cpu"}
+    output = finetune("tag", toy_model, **call, settings=settings)
     report, predictions = results(output)
     truth, found = ([line[key] for line in predictions] for key in ("tags", "prediction"))
     assert [len(tags) for tags in found] == [len(tags) for tags in truth]
@@ -162,9 +154,8 @@ def test_answers_and_missing_answers_are_predicted_in_long_contexts(toy_model, t
     train = write_rows(tmp_path / "train.jsonl", questions(200, 1))
     test = write_rows(tmp_path / "test.jsonl", questions(40, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
-    output = finetune(
-        "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
-    )
+    call = {"train": train, "test": test, "output": tmp_path / "o", "device": "cpu"}
+    output = finetune("answer", toy_model, **call, settings=settings)
     assert "split into overlapping windows" in capsys.readouterr().out
     report, predictions = results(output)
     assert report["test"]["f1"] > 0.9
