@@ -15,7 +15,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
-from bert_pretrain.finetune.rows import PREDICT_INPUT, LabelledInput
+from bert_pretrain.finetune.rows import INPUT, LabelledInput
 from bert_pretrain.finetune.run import KIND, TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task
@@ -51,7 +51,7 @@ def predict(
         what = f"{output.suffix} is for the task '{suffix_task}', but the task of the model is '{finetuned.task}'"
         raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
     task = _open_task(model, finetuned, changes or {})
-    examples = task.read(LabelledInput(location, PREDICT_INPUT, **reading, skip_unusable=skip_empty))
+    examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
     added: list[dict[str, Any]] = []
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
         for begin in range(0, len(examples), BUFFER_ROWS):

@@ -24,9 +24,9 @@ from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, named_r
 from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
 
-PREDICT_INPUT = "INPUT"  # the argument of `predict`, used in place of a flag
+INPUT = "INPUT"  # the argument of `predict`, which is not an option
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": "txt"}
-_SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), PREDICT_INPUT: ("test",)}
+_SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), INPUT: ("test",)}
 
 
 class UnusableRow(InputError):
@@ -63,7 +63,7 @@ class LabelledInput:
     """An input of labelled rows, the options for reading it, and notes on repaired and skipped rows."""
 
     location: str  # a file, a URL, a folder saved by `datasets`, or `dataset:NAME[:config][@split]`
-    flag: str  # the option that gave the location; also selects the split of a dataset
+    flag: str  # "--train", "--validation", "--test" or INPUT; also selects the split of a dataset
     format: str | None = None  # one of `FORMATS`; None: from the file name
     columns: Sequence[str] = ()  # column names of CSV or TSV without a header; more fields of TSV are ignored
     encoding: str = "utf-8"

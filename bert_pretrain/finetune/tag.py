@@ -15,15 +15,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import most_frequent_tags
-from bert_pretrain.finetune.rows import (
-    PREDICT_INPUT,
-    Example,
-    LabelledInput,
-    UnusableRow,
-    first_lines,
-    read_rows,
-    read_text,
-)
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
@@ -49,7 +41,7 @@ class Tag(Task):
     def rows(self, source: LabelledInput) -> list[Example]:
         """Read rows with lists of words. For `predict`, texts are split into words as BERT's tokenizer does."""
         rows = self._rows(source)
-        if self.has_plain_tags is None and source.flag != PREDICT_INPUT:
+        if self.has_plain_tags is None and source.flag != INPUT:
             values = [row.values.get(self.label_column) for row in rows]
             tags = {tag for value in values if isinstance(value, list) for tag in value if isinstance(tag, str)}
             tags |= set(self.settings.tag_names)
@@ -58,7 +50,7 @@ class Tag(Task):
 
     def _rows(self, source: LabelledInput) -> list[Example]:
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        predicts, has_text_field = source.flag == PREDICT_INPUT, text_field != Settings.text_field
+        predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field
         is_text = False
         if predicts and kind in ("tsv", "txt"):
             lines = first_lines(source)
@@ -260,7 +252,7 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
             # Only these separate fields: a word such as 10 000 may contain a no-break space.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
-            is_first = not rows and not lines and source.flag != PREDICT_INPUT
+            is_first = not rows and not lines and source.flag != INPUT
             has_word_or_all_tags = not _ENTITY_TAG.fullmatch(fields[-1]) or all(map(_ENTITY_TAG.fullmatch, fields))
             if is_first and len(fields) > 4 and has_word_or_all_tags:
                 what = "the line is a whole sentence; two parallel files of words and tags (MSRA) are not supported"
@@ -273,7 +265,7 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
             row = Example(row_number, where, {tokens_field: [fields[0] for _, fields in lines]})
             if not untagged:
                 row.values[tags_field] = [fields[-1] for _, fields in lines]
-            if not untagged or source.flag == PREDICT_INPUT:
+            if not untagged or source.flag == INPUT:
                 rows.append(row)
             else:
                 where = f"{source.location}: line {untagged[0]}"

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import PREDICT_INPUT, Example, LabelledInput, UnusableRow
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ class Task(ABC):
 
     def read(self, source: LabelledInput) -> list[Example]:
         """Read the usable rows of an input with inputs and labels, and print which rows were skipped."""
-        rows, needs_labels = self.rows(source), source.flag not in (PREDICT_INPUT, "--test")
+        rows, needs_labels = self.rows(source), source.flag not in (INPUT, "--test")
         has_labels = needs_labels or (source.flag == "--test" and all(self.label_column in row.values for row in rows))
         examples = []
         for row in rows:
@@ -78,7 +78,7 @@ class Task(ABC):
                 examples.append(row)
             except UnusableRow as error:
                 source.skip_row(error)
-        if source.flag != PREDICT_INPUT and len(errors := source.errors) > len(examples):
+        if source.flag != INPUT and len(errors := source.errors) > len(examples):
             what = f"{errors[0].what}; {len(errors):,} of {len(errors) + len(examples):,} rows cannot be used"
             raise InputError(what, where=errors[0].where, remedy=errors[0].remedy)
         if source.notes:

@@ -109,22 +109,21 @@ def test_an_unquoted_comma_and_mostly_unusable_rows_are_errors(read, rows, what,
     assert caught.value.where.endswith(line)
 
 
-FILES = {
+QUORA = "id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n"
+GLUE_STS_B = (
+    "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tThe film is "good\t"A" book.\t5.000\n'
+)
+CMRC = json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}])
+FILES = {  # name: content, number of examples
     "eng.train": (CONLL_2003, 2),
     "example.train": ("人 B-PER\n民 E-PER\n日 I-ORG\n\n报 O\n", 2),
     "in_domain_train.tsv": (COLA, 3),
     "lcqmc.txt": (LCQMC, 2),
-    "train.tsv": ("id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n", 2),
+    "train.tsv": (QUORA, 2),
     "sts-train.csv": (STS_B, 2),
-    "STS-B/train.tsv": (
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
-        '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tThe film is "good\t"A" book.\t5.000\n',
-        1,
-    ),
-    "cmrc2018_train.json": (
-        json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}]),
-        1,
-    ),
+    "STS-B/train.tsv": (GLUE_STS_B, 1),
+    "cmrc2018_train.json": (CMRC, 1),
 }
 
 
@@ -134,13 +133,11 @@ def test_commands_in_the_documentation_read_their_files(read, name: str) -> None
     assert len(commands) == len(FILES)
     (command,) = (each.split() for each in commands if f"--train {name} " in each)
     options = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
-    fields = {field: options[field] for field in ("text_field", "pair_field", "label_field", "regression")}
-    columns = tuple((options["columns"] or "").split(",")) * bool(options["columns"])
-    content, number = FILES[name]
-    assert (
-        len(read(options["task"], name, content, settings=fields, columns=columns, format=options["file_format"])[0])
-        == number
-    )
+    settings = {name: options[name] for name in ("text_field", "pair_field", "label_field", "regression")}
+    columns = options["columns"].split(",") if options["columns"] else ()
+    reading = {"format": options["file_format"], "columns": columns}
+    content, num_examples = FILES[name]
+    assert len(read(options["task"], name, content, settings=settings, **reading)[0]) == num_examples
 
 
 CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"

@@ -82,14 +82,11 @@ def tagger(folder_of) -> Path:
 
 def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path) -> None:
     split = [["the", "film", "was", "good"], ["anna", "'", "s", "book", "."], ["天", "气", "is", "Fine"]]
-    sources: dict[str, Any] = {
-        "words": write_rows(tmp_path / "a.jsonl", [{"tokens": words, "tags": ["O"] * len(words)} for words in split]),
-        "texts": tmp_path / "a.txt",
-        "word per line": tmp_path / "b.conll",
-        "words alone": tmp_path / "c.conll",
-        "a table": tmp_path / "d.tsv",
-        "word per line, .txt": tmp_path / "e.txt",
-    }
+    files = {"texts": "a.txt", "word per line": "b.conll", "words alone": "c.conll", "a table": "d.tsv"}
+    files["word per line, .txt"] = "e.txt"
+    sources: dict[str, Any] = {kind: tmp_path / name for kind, name in files.items()}
+    rows = [{"tokens": words, "tags": ["O"] * len(words)} for words in split]
+    sources["words"] = write_rows(tmp_path / "a.jsonl", rows)
     sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
     sources["a table"].write_text("text\n" + sources["texts"].read_text(), encoding="utf-8")
     lines = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
@@ -117,9 +114,7 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
-def test_the_detected_encoding_is_printed_once(
-    tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_detected_encoding_is_printed_once(tagger: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
     run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
     assert capsys.readouterr().out.count("encoding gb18030") == 1
@@ -210,9 +205,7 @@ def test_tags_and_answers_are_written_in_the_format_of_their_task(folder_of, tag
         ('{"text": ""}\n', {"skip_empty": True}, "the input has no rows", ""),
     ],
 )
-def test_an_invalid_row_is_an_error_with_its_line_and_leaves_no_file(
-    binary: Path, tmp_path: Path, text, options, what, where
-) -> None:
+def test_an_invalid_row_is_an_error_with_its_line(binary: Path, tmp_path, text, options, what, where) -> None:
     source = tmp_path / "x.jsonl"
     source.write_text(text)
     with pytest.raises(InputError) as caught:

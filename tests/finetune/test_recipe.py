@@ -171,9 +171,7 @@ def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -
     assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant_baseline(questions)[1] == 0.5
 
 
-def test_a_trial_without_a_report_is_trained_again_and_the_baseline_is_optional(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_without_its_report_is_trained_again(toy_model: Path, tmp_path: Path, capsys) -> None:
     settings = Settings(epochs=1, no_baseline=True, learning_rate=(1e-3,)).resolve("classify", 32)
     call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "device": "cpu"}
     output = finetune("classify", toy_model, **call, output=tmp_path / "o", settings=settings)

@@ -30,7 +30,7 @@ from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import UserError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.predict import write_rows
-from bert_pretrain.finetune.rows import PREDICT_INPUT, LabelledInput
+from bert_pretrain.finetune.rows import INPUT, LabelledInput
 from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.io import manifest
@@ -243,7 +243,7 @@ def of_tables(folder: Path) -> Iterator[Target]:
         with contextlib.suppress(UserError):
             head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
         task = head(Settings(pair_field="label", max_length=32, stride=8), tokenizer)
-        examples = task.read(LabelledInput(str(path), PREDICT_INPUT))
+        examples = task.read(LabelledInput(str(path), INPUT))
         task.encode(examples, "input")
         for ending in (".jsonl", ".csv"):
             write_rows(folder / f"rows{ending}", [example.values for example in examples])
