@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -90,26 +90,22 @@ class Classify(Task):
             raise InputError(what, where=where, remedy=remedy)
         if self.settings.regression:
             return
-        self.labels = sorted(counts, key=class_order)
         fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
         if fractions and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == fractions[0])
             what = f"the labels are not integers, for example {fractions[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
-        for example in others:
-            self.check_known(example, [] if example.label is None else [example.label])
-        self.print_classes(counts)
+        self.set_classes(counts, others)
 
-    def check_known(self, example: Example, names: Iterable[str]) -> None:
-        """Raise InputError for a label that no training row has."""
-        for name in names:
-            if name not in self.labels:
-                what = f"the label {name!r} does not occur in the training rows"
+    def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:
+        """Set the classes of the training rows, check the labels of other rows, and print the counts."""
+        self.labels = sorted(counts, key=class_order)
+        for example in others:
+            names = example.label if isinstance(example.label, list) else [example.label]
+            if example.label is not None and (unknown := [name for name in names if name not in self.labels]):
+                what = f"the label {unknown[0]!r} does not occur in the training rows"
                 remedy = f"fix it (known labels: {', '.join(self.labels[:10])}), or add training rows with it"
                 raise InputError(what, where=example.where, remedy=remedy)
-
-    def print_classes(self, counts: Mapping[str, int]) -> None:
-        """Print the number of training rows of each class."""
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.labels[:20])}")
 
     def classes_of(self, example: Example) -> list[str]:

@@ -44,7 +44,12 @@ class FinetunedBert:
         """Open a fine-tuned folder with the device, precision and attention of `config`."""
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
-        task, layer = _head_of(settings, folder)
+        names = settings.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        if not isinstance(name, str) or name not in _HEADS:
+            has = f"is a {str(name)[:80]}, which has no head for a task" if name else "names no model class"
+            raise DataError(f"{folder} {has}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
+        task, layer = _HEADS[name]
         bert = open_bert(folder, config, ("bert.pooler",) if task == "classify" else ())
         weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
         hidden = bert.network.config.hidden_size
@@ -85,15 +90,6 @@ class FinetunedBert:
         if self.task == "answer":
             return [each[:, 0] for each in results], [each[:, 1] for each in results]
         return [each[0] for each in results] if self.task == "classify" else results
-
-
-def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    names = settings.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str) or name not in _HEADS:
-        has = f"is a {str(name)[:80]}, which has no head for a task" if name else "names no model class in config.json"
-        raise DataError(f"{folder} {has}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
-    return _HEADS[name]
 
 
 def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[str]:

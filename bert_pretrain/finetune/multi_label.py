@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.classify import Classify, class_order
+from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -32,10 +32,7 @@ class MultiLabel(Classify):
         if len(counts) < 2:
             remedy = "provide training rows with at least two labels"
             raise InputError(f"the lists have {len(counts)} different label(s)", where=train[0].where, remedy=remedy)
-        self.labels = sorted(counts, key=class_order)
-        for example in others:
-            self.check_known(example, example.label or ())
-        self.print_classes(counts)
+        self.set_classes(counts, others)
 
     def model_config(self) -> dict[str, Any]:
         return {**super().model_config(), "problem_type": "multi_label_classification"}

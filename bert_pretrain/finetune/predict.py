@@ -34,11 +34,9 @@ def predict(
 ) -> None:  # fmt: skip
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
-    Args:
-        model: A folder written by `finetune`, or by `transformers` with the same head.
-        location: The input, as in `LabelledInput`. Labels are not needed.
-        changes: `text_field`, `pair_field`, `tokens_field` or `max_length`, if different from fine-tuning.
-        reading: `format`, `columns` and `encoding` of the input.
+    `model` is a folder written by `finetune`, or by `transformers` with the same head. `changes` may replace
+    `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has the `format`,
+    `columns` and `encoding` of the input.
     """
     if output.suffix not in _TASK_BY_SUFFIX:
         what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"

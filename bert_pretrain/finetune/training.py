@@ -248,16 +248,14 @@ class MicroBatchTrainer(Trainer):
         # Embed the batch in one lookup, because the gradient of each lookup has the size of the vocabulary.
         inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
         del inputs["input_ids"]
-        per_token = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
+        padded = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
         loss = torch.zeros(())
         # Multiples of 8: oneDNN caches code for each shape, so there should be few.
         lengths = (-(-inputs["attention_mask"].sum(1) // 8) * 8).numpy()
         for rows in batches_by_length(lengths, MICRO_BATCH_TOKENS):
             if weights[rows].any():
                 longest = lengths[rows[0]]
-                part = {
-                    name: each[rows, :longest] if name in per_token else each[rows] for name, each in inputs.items()
-                }
+                part = {name: each[rows, :longest] if name in padded else each[rows] for name, each in inputs.items()}
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
         return loss / weights.sum()

@@ -23,13 +23,13 @@ def make_checkpoint(folder: Path, step: int, best: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("left", [None, 0, 20])
-def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path, left: int | None) -> None:
+@pytest.mark.parametrize("size", [None, 0, 20])
+def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path, size: int | None) -> None:
     assert last_checkpoint(tmp_path) is None
     before, newest = make_checkpoint(tmp_path, 90, 90), make_checkpoint(tmp_path, 180, 90)
     assert last_checkpoint(tmp_path) == newest
     state = newest / "trainer_state.json"
-    state.unlink() if left is None else os.truncate(state, left)
+    state.unlink() if size is None else os.truncate(state, size)
     assert last_checkpoint(tmp_path) == before
 
 

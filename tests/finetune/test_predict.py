@@ -55,9 +55,9 @@ def test_classes_and_numbers_match_transformers(folder_of, tmp_path, num_labels,
     rows += [{"number": 9, "text": "good day", "other": None}, {"number": 10, "text": "bad day", "other": " "}]
     source = write_rows(tmp_path / "a.jsonl", rows)
     changes = {"pair_field": "other" if is_pair else None}
-    found = run(folder, source, tmp_path / "o.jsonl", changes=changes, batch_tokens=40)
+    written = run(folder, source, tmp_path / "o.jsonl", changes=changes, batch_tokens=40)
     model, tokenizer = peer_of(folder, "SequenceClassification")
-    for row, line in zip(rows, found, strict=True):
+    for row, line in zip(rows, written, strict=True):
         second = (row["other"] or "").strip() or None if is_pair else None
         encoded = tokenizer(row["text"], second, truncation=True, max_length=32)
         with torch.no_grad():
@@ -67,7 +67,7 @@ def test_classes_and_numbers_match_transformers(folder_of, tmp_path, num_labels,
             continue
         score = pytest.approx(logits.softmax(dim=-1).max().item(), abs=2e-6)
         assert line == row | {"label": f"LABEL_{logits.argmax()}", "score": score}
-    assert len({line["label" if num_labels == 1 else "score"] for line in found}) == len(rows)
+    assert len({line["label" if num_labels == 1 else "score"] for line in written}) == len(rows)
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
         expected.append([tag.replace("I-", "B-") if before == "O" else tag for before, tag in pairs])
     assert len({tag for tags in expected for tag in tags}) > 1
     for kind, source in sources.items():
-        found = run(tagger, source, tmp_path / f"{kind}.jsonl")
-        assert [line["tokens"] for line in found] == split
+        written = run(tagger, source, tmp_path / f"{kind}.jsonl")
+        assert [line["tokens"] for line in written] == split
         column = "predicted_tags" if kind.startswith("word") and kind != "words alone" else "tags"
-        assert [line[column] for line in found] == expected
-        assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+        assert [line[column] for line in written] == expected
+        assert kind != "texts" or [line["text"] for line in written] == source.read_text().splitlines()
     with pytest.raises(InputError, match="'sentence'"):
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
@@ -124,9 +124,9 @@ def test_answers_match_transformers(folder_of, tmp_path: Path) -> None:
     folder = folder_of("QuestionAnswering")
     contexts = ["the film was good .", "anna is in Berlin , the book", "bad day " * 4]
     rows = [{"question": "who ?", "context": context, "year": 1900} for context in contexts]
-    found = run(folder, write_rows(tmp_path / "a.jsonl", rows), tmp_path / "o.jsonl")
+    written = run(folder, write_rows(tmp_path / "a.jsonl", rows), tmp_path / "o.jsonl")
     model, tokenizer = peer_of(folder, "QuestionAnswering")
-    for row, line in zip(rows, found, strict=True):
+    for row, line in zip(rows, written, strict=True):
         encoding = tokenizer(row["question"], row["context"], return_tensors="pt", return_offsets_mapping=True)
         offsets = encoding.pop("offset_mapping")[0].tolist()
         with torch.no_grad():
@@ -141,7 +141,7 @@ def test_answers_match_transformers(folder_of, tmp_path: Path) -> None:
     squad = {"data": [{"paragraphs": [{"context": contexts[0], "qas": [{"id": "q", "question": "who ?"}]}]}]}
     (tmp_path / "b.json").write_text(json.dumps(squad))
     (line,) = run(folder, tmp_path / "b.json", tmp_path / "p.jsonl")
-    assert (line["id"], line["answer"]) == ("q", found[0]["answer"])
+    assert (line["id"], line["answer"]) == ("q", written[0]["answer"])
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
@@ -175,8 +175,8 @@ def test_rows_keep_their_columns_from_every_format_to_every_format(binary, tmp_p
 
 def test_truncated_and_skipped_rows_are_counted_once(binary, tmp_path, capsys) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"text": "very " * 40}, {"text": " "}, {"text": "good"}])
-    found = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
-    assert [line["text"][:5] for line in found] == ["very ", "good"]
+    written = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
+    assert [line["text"][:5] for line in written] == ["very ", "good"]
     shown = capsys.readouterr().out
     assert f"INPUT {source}: skipped because 'text' is empty: 1 (first: line 2)\n" in shown
     assert "input: 1 of 2 rows are longer than 32 tokens (truncated)\n" in shown

@@ -56,19 +56,19 @@ def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dic
 
 
 def test_a_separable_task_is_learned_and_metrics_match_scikit_learn(classifier: dict[str, Any]) -> None:
-    report, predictions = results(classifier["output"])
+    report, lines = results(classifier["output"])
     assert report["rows"] == {"train": 180, "validation": 20, "test": 60}
     assert report["test"]["accuracy"] > 0.95
-    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
+    truth, predictions = ([line[key] for line in lines] for key in ("label", "prediction"))
     assert report["test"] == {
-        "accuracy": pytest.approx(sklearn_metrics.accuracy_score(truth, found)),
-        "macro_f1": pytest.approx(sklearn_metrics.f1_score(truth, found, average="macro")),
-        "mcc": pytest.approx(sklearn_metrics.matthews_corrcoef(truth, found)),
+        "accuracy": pytest.approx(sklearn_metrics.accuracy_score(truth, predictions)),
+        "macro_f1": pytest.approx(sklearn_metrics.f1_score(truth, predictions, average="macro")),
+        "mcc": pytest.approx(sklearn_metrics.matthews_corrcoef(truth, predictions)),
     }
     best = max(report["epochs"], key=lambda epoch: epoch["eval_accuracy"])
     assert report["best_epoch"] == best["epoch"]
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4]
-    assert predicted(classifier["output"], classifier["test"], "predicted_label") == found
+    assert predicted(classifier["output"], classifier["test"], "predicted_label") == predictions
     assert peer_of(classifier["output"], "SequenceClassification")[0].config.id2label == {0: "neg", 1: "pos"}
 
 
@@ -124,14 +124,14 @@ def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
     source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
-    report, predictions = results(output)
-    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
-    assert report["test"]["spearman"] == pytest.approx(stats.spearmanr(truth, found).statistic)
-    assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, found).statistic)
-    assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, found))
+    report, lines = results(output)
+    truth, predictions = ([line[key] for line in lines] for key in ("label", "prediction"))
+    assert report["test"]["spearman"] == pytest.approx(stats.spearmanr(truth, predictions).statistic)
+    assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, predictions).statistic)
+    assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, predictions))
     assert report["test"]["spearman"] > 0.8
     peer_of(output, "SequenceClassification")
-    assert predicted(output, source, "label") == pytest.approx(found, abs=1e-5)
+    assert predicted(output, source, "label") == pytest.approx(predictions, abs=1e-5)
 
 
 def test_tags_are_learned_in_sentences_longer_than_the_positions(toy_model: Path, tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def test_tags_are_learned_in_sentences_longer_than_the_positions(toy_model: Path
     settings = Settings(**FAST, epochs=5)
     call = {"train": train, "validation": validation, "output": tmp_path / "o", "device": "cpu"}
     output = finetune("tag", toy_model, **call, settings=settings)
-    report, predictions = results(output)
-    truth, found = ([line[key] for line in predictions] for key in ("tags", "prediction"))
-    assert [len(tags) for tags in found] == [len(tags) for tags in truth]
+    report, lines = results(output)
+    truth, predictions = ([line[key] for line in lines] for key in ("tags", "prediction"))
+    assert [len(tags) for tags in predictions] == [len(tags) for tags in truth]
     assert max(map(len, truth)) > 32
-    assert report["validation"]["f1"] == pytest.approx(f1_score(truth, found))
+    assert report["validation"]["f1"] == pytest.approx(f1_score(truth, predictions))
     assert report["validation"]["f1"] > 0.95
     peer_of(output, "TokenClassification")
-    assert predicted(output, validation, "predicted_tags") == found
+    assert predicted(output, validation, "predicted_tags") == predictions
 
 
 def test_answers_and_missing_answers_are_predicted_in_long_contexts(toy_model, tmp_path, capsys) -> None:
@@ -157,13 +157,13 @@ def test_answers_and_missing_answers_are_predicted_in_long_contexts(toy_model, t
     call = {"train": train, "test": test, "output": tmp_path / "o", "device": "cpu"}
     output = finetune("answer", toy_model, **call, settings=settings)
     assert "split into overlapping windows" in capsys.readouterr().out
-    report, predictions = results(output)
+    report, lines = results(output)
     assert report["test"]["f1"] > 0.9
     assert report["test"]["no_answer_f1"] > 0.8
-    exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in predictions])
+    exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in lines])
     assert report["test"]["exact_match"] == pytest.approx(exact)
     peer_of(output, "QuestionAnswering")
-    assert predicted(output, test, "answer") == [line["prediction"] for line in predictions]
+    assert predicted(output, test, "answer") == [line["prediction"] for line in lines]
 
 
 def test_a_missing_package_is_an_error_with_the_install_command(toy_model, tmp_path, monkeypatch) -> None:
@@ -179,7 +179,7 @@ def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Pat
     train = write_rows(tmp_path / "train.jsonl", reviews(500, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    subprocess.run([*command, str(tmp_path / "uninterrupted")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     checkpoints = (tmp_path / "killed.partial" / "trials" / stage / "checkpoints").resolve()
     wait_until(lambda: last_checkpoint(checkpoints), process)
@@ -192,10 +192,10 @@ def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Pat
     killed = tmp_path / "killed"
     done = subprocess.run([*command, str(killed)], check=True, capture_output=True, text=True)
     assert "continues from checkpoint-" in done.stdout
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "uninterrupted", killed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert results(tmp_path / "whole")[1] == results(killed)[1]
-    texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "whole", killed)]
+    assert results(tmp_path / "uninterrupted")[1] == results(killed)[1]
+    texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "uninterrupted", killed)]
     first, second = ([line for line in text if "seconds" not in line] for text in texts)
     assert first == second
     assert not (tmp_path / "killed.partial").exists()
