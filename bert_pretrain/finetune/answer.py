@@ -226,11 +226,8 @@ def read_answers(row: Example, context: str, source: LabelledInput) -> list[True
             pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
         nonempty = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in pairs if text.strip()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            "'answers' is not in SQuAD's format",
-            where=row.where,
-            remedy='write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer',
-        ) from error
+        remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
+        raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
     located = [_locate(answer, context) for answer in nonempty]
     if located and source.flag == "--train" and all(start == NOT_FOUND for _, start in located):
         raise UnusableRow("the answer is not in the context", where=row.where, remedy="fix the row, or remove it")

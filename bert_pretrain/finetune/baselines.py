@@ -16,11 +16,8 @@ def predict_from_words(
     """Fit a linear model on TF-IDF weights of training rows and return its predictions for other rows.
 
     Each row has one or two texts. For text without spaces between words, such as Chinese or Thai, the features are
-    characters and character bigrams. If labels are lists of classes, one binary model is fitted per class.
-
-    Returns:
-        Without `classes` (regression), numbers (rows,). With `classes`, probabilities (rows, classes), 0 for a class
-        that no training row has.
+    characters and character bigrams. If labels are lists of classes, one binary model is fitted per class. Predictions
+    are probabilities (rows, classes), 0 for a class that no training row has, or numbers (rows,) if `classes` is empty.
     """
     from scipy import sparse
     from sklearn.dummy import DummyClassifier

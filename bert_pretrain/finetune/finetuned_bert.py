@@ -64,9 +64,8 @@ class FinetunedBert:
     def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
         """Return the float32 outputs of the head for every window, in order, and advance the bar by `num_rows`.
 
-        Returns:
-            For `classify`, a list of (outputs,). For `tag`, a list of (tokens, outputs). For `answer`, two lists of
-            (tokens,): start logits and end logits.
+        The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, and two lists of
+        (tokens,), the start and end logits, for `answer`.
         """
         lengths = np.array([len(window.input_ids) for window in windows])
         results: list[np.ndarray] = [np.empty(0)] * len(windows)

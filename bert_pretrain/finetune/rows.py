@@ -49,13 +49,10 @@ class Example:
         if column in self.values:
             return self.values[column]
         names = [str(name) for name in self.values]
-        near = difflib.get_close_matches(column, names, n=1)
+        near = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(column, names, n=1))
         how = f"choose one with {flag}" if flag else f"rename one to '{column}'"
-        raise InputError(
-            f"there is no column '{column}'{f'; did you mean {near[0]!r}?' if near else ''}",
-            where=self.where,
-            remedy=f"the columns are {', '.join(names)}: {how}; a table without a header needs --columns NAME,NAME,...",
-        )
+        remedy = f"the columns are {', '.join(names)}: {how}; a table without a header needs --columns NAME,NAME,..."
+        raise InputError(f"there is no column '{column}'{near}", where=self.where, remedy=remedy)
 
 
 @dataclass
@@ -102,11 +99,8 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
     """Read the rows of a table. With `text_field`, a `.txt` file is read as a table with this one column."""
     is_delimited = source.kind in ("csv", "tsv")
     if source.columns and not is_delimited:
-        raise InputError(
-            "--columns is only for CSV and TSV",
-            where=f"{source.flag} {source.location}",
-            remedy="remove --columns, or pass --format csv or --format tsv",
-        )
+        where, remedy = f"{source.flag} {source.location}", "remove --columns, or pass --format csv or --format tsv"
+        raise InputError("--columns is only for CSV and TSV", where=where, remedy=remedy)
     rows: list[Example] = []
     for number, (record, position) in enumerate(_records(source, text_field)):
         if number == 0 and any(name == record[name] for name in source.columns):

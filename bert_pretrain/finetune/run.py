@@ -76,8 +76,6 @@ def finetune(
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
             print(f"up to date: {output}")
-            if warning := files.read_json(output / METRICS).get("warning"):
-                print(f"WARNING: {warning}")
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
@@ -85,6 +83,9 @@ def finetune(
 
             with quiet_transformers():
                 _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
+            print(f"model, metrics and predictions: {output}")
+    if warning := files.read_json(output / METRICS).get("warning"):
+        print(f"WARNING: {warning}")
     return output
 
 
@@ -237,33 +238,25 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
             "rows": {name: len(rows) for name, rows in examples.items()},
         }
         _write_results(tuner, identity, trial, metrics, predictions, result)
-    _print_results(tuner, trial, metrics, list(predictions), output)
+    _print_results(tuner, trial.epochs, metrics, list(predictions))
 
 
-def _print_results(
-    tuner: "FineTuner", trial: Settings, metrics: dict[str, Any], splits: list[str], output: Path
-) -> None:
+def _print_results(tuner: "FineTuner", epochs: int | None, metrics: dict[str, Any], splits: list[str]) -> None:
+    classes_of, examples = tuner.task.classes_of, tuner.examples
+    known = {name for example in examples["train"] for name in classes_of(example)}
     for split in splits:
         if split in metrics:
-            line = "  ".join(f"{name} {value:.4f}" for name, value in metrics[split].items())
-            print(f"{split}: {line}{_missing_classes(tuner.task, tuner.examples['train'], tuner.examples[split])}")
+            scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics[split].items())
+            missing = sorted(known - {name for example in examples[split] for name in classes_of(example)})
+            more = f" and {len(missing) - 10:,} more" if len(missing) > 10 else ""
+            note = f"  (without rows of {', '.join(missing[:10])}{more})" if missing else ""
+            print(f"{split}: {scores}{note}")
         else:
             print(f"{split}: not scored, because not all rows have a label")
     for name, score in metrics["baselines"].items():
         print(f"{name}: {100 * score:.1f} %")
-    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {trial.epochs}"
-    trained = f"{refit_epochs} epochs on all rows" if refit_epochs else best_epoch
-    print(f"{trained}; model, metrics and predictions: {output}")
-    if metrics["warning"]:
-        print(f"WARNING: {metrics['warning']}")
-
-
-def _missing_classes(task: Task, train: list[Example], examples: list[Example]) -> str:
-    """Return a note on the classes of the training rows that a split lacks, or "" if it has them all."""
-    known, present = ({name for example in rows for name in task.classes_of(example)} for rows in (train, examples))
-    names = sorted(known - present)
-    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return f"  (without rows of {', '.join(names[:10])}{more})" if names else ""
+    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {epochs}"
+    print(f"trained for {refit_epochs} epochs on all rows" if refit_epochs else best_epoch)
 
 
 def _refit(tuner: "FineTuner", trial: Settings, report: dict[str, Any], folder: Path) -> int | None:

@@ -130,10 +130,8 @@ class Tag(Task):
         words = sorted({word for example in examples for word in example.inputs["tokens"]})
         encodings = encode_texts(self.tokenizer, words, add_special_tokens=False)
         # The normalizer removes some words, such as control characters. They become [UNK].
-        ids_of = {
-            word: (each.ids or [self.tokenizer.unk_id])[:max_tokens]
-            for word, each in zip(words, encodings, strict=True)
-        }
+        ids = ((encoding.ids or [self.tokenizer.unk_id])[:max_tokens] for encoding in encodings)
+        ids_of = dict(zip(words, ids, strict=True))
         has_labels = all(example.label is not None for example in examples)
         windows = []
         for number, example in enumerate(examples):

@@ -168,11 +168,8 @@ def fit(trainer: Any, folder: Path) -> None:
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "the GPU is out of memory",
-            where="--batch-size and --max-length",
-            remedy="reduce one of them or use --device cpu, and start over with --overwrite",
-        ) from error
+        where, remedy = "--batch-size, --max-length", "reduce one or use --device cpu, and start over with --overwrite"
+        raise ConfigError("the GPU is out of memory", where=where, remedy=remedy) from error
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
         damage_messages = ("PytorchStreamReader", "find a valid checkpoint")  # of torch and of the Trainer
         if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in damage_messages):
