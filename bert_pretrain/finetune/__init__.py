@@ -1,9 +1,9 @@
-"""Fine-tuning and prediction: the way of a row from its file to `metrics.json`.
+"""Fine-tuning and prediction: from a file of rows to `metrics.json`.
 
-run.py             names the inputs (`LabelledInput`), and at the end writes metrics, predictions and the card
-rows.py            an input becomes `Example`s
-classify.py, …     the `Task`: what it reads from an example, and the `Window`s of ids that show it to the model
-training.py        the `Learner`: transformers' Trainer for each trial; the best epoch is kept
-finetuned_bert.py  the finished folder gives outputs for windows, as for `predict`
-classify.py, …     outputs become predictions, and these the metrics
+run.py             lists the inputs (`LabelledInput`), runs the steps below, writes metrics, predictions and model card
+rows.py            reads an input as `Example`s
+classify.py, …     the `Task`: reads its fields from an example and encodes the examples as `Window`s of token ids
+training.py        the `FineTuner`: runs the `transformers` Trainer for each trial and keeps the best epoch
+finetuned_bert.py  computes the outputs of a finished folder for windows, also for `predict`
+classify.py, …     turns outputs into predictions, and predictions into metrics
 """

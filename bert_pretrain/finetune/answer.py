@@ -1,7 +1,7 @@
-"""`answer`: the span of a context that answers a question, or none; long contexts are divided into overlapping windows.
+"""`answer`: predicts the span of a context that answers a question, or no answer.
 
-As in BERT's SQuAD code: every position has a start and an end score, the [CLS] position means no answer, and the best
-span over all windows of a context is the answer. Spans are cut from the raw text by the offsets of their pieces.
+As in BERT's SQuAD code, every position has a start and an end logit, the [CLS] position means no answer, and the best
+span over all overlapping windows of a context is the answer. Its text is cut from the raw context by token offsets.
 """
 
 import dataclasses
@@ -17,41 +17,34 @@ from tokenizers import Encoding
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows, read_text
-from bert_pretrain.finetune.task import Task, Window, encodings
+from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.readers import parse_json, repair_surrogates
 
-MAX_QUESTION_TOKENS = 64
-DEFAULT_ANSWER_LENGTH = 30
-"""The most tokens of an answer, of a model whose folder does not say."""
 N_BEST = 20
-_MAX_SHOWN = 5
-
-Given = tuple[str, int]
-"""A text, and the character of the context at which it begins; NOT_FOUND if the context does not contain it."""
 NOT_FOUND = -1
-_CMRC_NAMES = {"context_text": "context", "query_text": "question", "query_id": "id"}
 _IDEOGRAPH = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
 
-Span = tuple[int, int, float]
-"""A span of a context, [begin, end) in characters, and the sum of its two logits."""
+TrueAnswer = tuple[str, int]  # text, and its first character in the context or NOT_FOUND
+Span = tuple[int, int, float]  # [begin, end) in characters of the context, and the sum of its two logits
 
 
 class Prediction(NamedTuple):
-    """The answer, "" for none; the best spans of the context, the best first; and the score of no answer."""
+    """A predicted answer, with the other spans that were considered."""
 
-    text: str
-    spans: list[Span]
-    null_score: float
+    text: str  # "" for no answer
+    spans: list[Span]  # best first
+    null_score: float  # of no answer
 
 
 class Answer(Task):
-    """Windows, spans and metrics of the task."""
+    """The extractive question answering task."""
 
     model_class = "AutoModelForQuestionAnswering"
+    pipeline_tag = "question-answering"
     main_metric = "f1"
     label_names: tuple[str, ...] = ("start_positions", "end_positions")
     label_column = "answers"
-    group = "context"
+    group_by = "context"
 
     def rows(self, source: LabelledInput) -> list[Example]:
         return read_questions(source)
@@ -60,74 +53,76 @@ class Answer(Task):
         inputs = {name: row.get(name) for name in ("question", "context")}
         for name, value in inputs.items():
             if not isinstance(value, str) or not value.strip():
-                raise UnusableRow(f"its {name} is empty", where=row.where, remedy="fill it, or leave the row out")
+                raise UnusableRow(f"the {name} is empty", where=row.where, remedy="add the text, or remove the row")
         return ({} if row.values.get("id") is None else {"id": str(row.values["id"])}) | inputs
 
-    def label_of(self, row: Example, source: LabelledInput) -> list[Given] | None:
-        return answers_of(row, row.inputs["context"], source)
+    def label_of(self, row: Example, source: LabelledInput) -> list[TrueAnswer] | None:
+        return read_answers(row, row.inputs["context"], source)
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
-        unanswered = sum(not question.label for question in train)
-        if unanswered == len(train):
-            where, remedy = f"{train[0].where} and all others", "give some that have one"
+        num_unanswered = sum(not question.label for question in train)
+        if num_unanswered == len(train):
+            where, remedy = f"{train[0].where} and all other rows", "provide questions with an answer"
             raise InputError("no question has an answer", where=where, remedy=remedy)
         if self.settings.max_answer_length is None:
             texts = [text for question in train for text, _ in question.label[:1]]
-            lengths = [len(encoding) for encoding in encodings(self.tokenizer, texts, special=False)]
+            lengths = [len(encoding) for encoding in encode_texts(self.tokenizer, texts, add_special_tokens=False)]
             longest = max(1, math.ceil(np.percentile(lengths, 99)))
             self.settings = dataclasses.replace(self.settings, max_answer_length=longest)
-            print(f"answers have at most {longest} tokens, as 99 % of those in training (--max-answer-length)")
-        self.may_be_none = unanswered > 0
-        if self.may_be_none:
-            print(f"{unanswered:,} of {len(train):,} training questions have no answer, so none is a possible answer")
+            print(f"maximum answer length: {longest} tokens, from 99 % of the training answers (--max-answer-length)")
+        self.allows_no_answer = num_unanswered > 0
+        if self.allows_no_answer:
+            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer, so none may be predicted")
         elif any(question.label == [] for question in others):
-            print("every training question has an answer, so one is always given, even to questions without one")
+            print("all training questions have an answer, so an answer is predicted even for questions without one")
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
-        max_length, stride = self.settings.max_length, self.settings.stride
         questions = self._truncated([example.inputs["question"] for example in examples])
         pairs = list(zip(questions, (example.inputs["context"] for example in examples), strict=True))
-        truncation = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
+        settings = self.settings
+        truncation = {"max_length": settings.max_length, "stride": settings.stride, "strategy": "only_second"}
         has_labels = all(example.label is not None for example in examples)
         windows: list[Window] = []
-        for number, encoding in enumerate(encodings(self.tokenizer, pairs, truncation)):
-            examples[number].is_cut = bool(encoding.overflowing)
+        for number, encoding in enumerate(encode_texts(self.tokenizer, pairs, truncation)):
+            examples[number].exceeds_window = bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
-                positions = _characters(part)
-                bounds = _label(positions, examples[number].label) if has_labels else ()
+                positions = _context_characters(part)
+                bounds = _answer_positions(positions, examples[number].label) if has_labels else ()
                 labels = dict(zip(self.label_names, bounds, strict=False))
-                # Only predictions need the characters, and there may be millions of training windows.
-                kept = positions if split != "train" else ()
-                windows.append(Window(number, part.ids, part.type_ids, labels, kept))
+                # Only prediction needs the positions. They take much memory for millions of training windows.
+                windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
         return windows
 
     def _truncated(self, questions: list[str]) -> list[str]:
-        """Return questions cut to their first tokens, so that most of a window holds context."""
+        """Truncate questions to 64 tokens and at most a third of a window, so that enough context fits."""
         assert self.settings.max_length is not None
-        limit = min(MAX_QUESTION_TOKENS, self.settings.max_length // 3)
-        encoded = zip(questions, encodings(self.tokenizer, questions, special=False), strict=True)
-        return [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in encoded]
+        limit = min(64, self.settings.max_length // 3)
+        encodings = encode_texts(self.tokenizer, questions, add_special_tokens=False)
+        return [
+            text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text
+            for text, encoding in zip(questions, encodings, strict=True)
+        ]
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Prediction]:
         spans: list[set[Span]] = [set() for _ in examples]
-        nulls = [math.inf] * len(examples)
-        longest = self.settings.max_answer_length or DEFAULT_ANSWER_LENGTH
+        null_scores = [math.inf] * len(examples)
+        max_tokens = self.settings.max_answer_length or 30  # the default of BERT's SQuAD code
         for window, starts, ends in zip(windows, *logits, strict=True):
-            spans[window.example].update(best_spans(window.positions, starts, ends, longest))
-            # A window without the answer correctly predicts none; there is none only if all windows do.
-            nulls[window.example] = min(nulls[window.example], float(starts[0] + ends[0]))
+            spans[window.example].update(best_spans(window.positions, starts, ends, max_tokens))
+            # A window that lacks the answer predicts none, so no answer needs a high score in all windows.
+            null_scores[window.example] = min(null_scores[window.example], float(starts[0] + ends[0]))
         predictions = []
-        for example, candidates, null in zip(examples, spans, nulls, strict=True):
+        for example, candidates, null_score in zip(examples, spans, null_scores, strict=True):
             best = sorted(candidates, key=lambda span: (-span[2], span))[:N_BEST]
-            is_none = not best or (self.may_be_none and null > best[0][2])
-            text = "" if is_none else example.inputs["context"][slice(*best[0][:2])]
-            predictions.append(Prediction(text, best, null))
+            is_null = not best or (self.allows_no_answer and null_score > best[0][2])
+            text = "" if is_null else example.inputs["context"][slice(*best[0][:2])]
+            predictions.append(Prediction(text, best, null_score))
         return predictions
 
     def score(self, examples: list[Example], predictions: list[Prediction]) -> dict[str, float]:
         return squad_scores(_texts(examples), [prediction.text for prediction in predictions])
 
-    def constant(self, examples: list[Example]) -> tuple[str, float]:
+    def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
         return "no answer to any question", squad_scores(_texts(examples), [""] * len(examples))["f1"]
 
     def columns(self, prediction: Prediction) -> dict[str, Any]:
@@ -137,10 +132,10 @@ class Answer(Task):
     def record(self, example: Example, prediction: Prediction) -> dict[str, Any]:
         inputs = {name: value for name, value in example.inputs.items() if name != "context"}
         answers = {} if example.label is None else {"answers": [text for text, _ in example.label]}
-        null = {"null_score": round(prediction.null_score, 4)} if self.may_be_none else {}
+        null = {"null_score": round(prediction.null_score, 4)} if self.allows_no_answer else {}
         best = [
             {"text": example.inputs["context"][begin:end], "answer_start": begin, "score": round(score, 4)}
-            for begin, end, score in prediction.spans[:_MAX_SHOWN]
+            for begin, end, score in prediction.spans[:5]
         ]
         return {"row": example.row, **inputs, **answers, "prediction": prediction.text, **null, "best": best}
 
@@ -150,7 +145,10 @@ def _texts(examples: list[Example]) -> list[list[str]]:
 
 
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[Span]:
-    """Return the best spans of one window, by its logits (positions or more,) and the characters of its positions."""
+    """Return the best spans of one window from its start and end logits, which may be followed by padding.
+
+    `positions` are the context characters of each position, None outside the context.
+    """
     likely_starts, likely_ends = (
         [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]
         for scores in (starts, ends)
@@ -164,31 +162,30 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
     return sorted(candidates, key=lambda span: -span[2])[:N_BEST]
 
 
-def _characters(encoding: Encoding) -> list[tuple[int, int] | None]:
-    """Return for each position its characters in the context, None outside the context."""
+def _context_characters(encoding: Encoding) -> list[tuple[int, int] | None]:
+    """Return the context characters [begin, end) of each position, None outside the context."""
     pairs = zip(encoding.sequence_ids, encoding.offsets, strict=True)
     return [offsets if sequence == 1 else None for sequence, offsets in pairs]
 
 
-def _label(positions: list[tuple[int, int] | None], answers: list[Given]) -> tuple[int, int]:
-    """Return the first and the last position of the first answer, or those of [CLS] if the window lacks it."""
+def _answer_positions(positions: list[tuple[int, int] | None], answers: list[TrueAnswer]) -> tuple[int, int]:
+    """Return the first and last position of the first answer in the context, (0, 0) if the window cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
     if begin == NOT_FOUND:
         return 0, 0
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
-    shown = [(at, *characters) for at, characters in enumerate(positions) if characters is not None]
-    covered = [piece for piece in shown if piece[1] < end and piece[2] > begin]
+    context = [(at, *characters) for at, characters in enumerate(positions) if characters is not None]
+    covered = [token for token in context if token[1] < end and token[2] > begin]
     if not covered:
         return 0, 0
-    # If the window begins or ends inside the answer, its first or last piece is not among the covered ones.
-    is_cut_before = covered[0][1] > begin and covered[0] == shown[0]
-    is_cut_after = covered[-1][2] < end and covered[-1] == shown[-1]
+    is_cut_before = covered[0][1] > begin and covered[0] == context[0]
+    is_cut_after = covered[-1][2] < end and covered[-1] == context[-1]
     return (0, 0) if is_cut_before or is_cut_after else (covered[0][0], covered[-1][0])
 
 
 def read_questions(source: LabelledInput) -> list[Example]:
-    """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows."""
+    """Read questions from SQuAD's JSON, CMRC 2018's JSON, or flat rows."""
     text = read_text(source) if source.kind == "json" else ""
     if '"qas"' not in text:
         return read_rows(source)
@@ -196,23 +193,25 @@ def read_questions(source: LabelledInput) -> list[Example]:
     content = repair_surrogates(parse_json(text, source.location))
     try:
         for article in content if isinstance(content, list) else content["data"]:  # CMRC has a list of paragraphs
-            for paragraph in map(_renamed, article.get("paragraphs", [article])):
-                for asked in map(_renamed, paragraph["qas"]):
-                    where = f"{source.location}: question {asked.get('id')}"
-                    rows.append(Example(len(rows), where, {"context": paragraph["context"], **asked}))
+            for paragraph in map(_squad_names, article.get("paragraphs", [article])):
+                for question in map(_squad_names, paragraph["qas"]):
+                    where = f"{source.location}: question {question.get('id')}"
+                    rows.append(Example(len(rows), where, {"context": paragraph["context"], **question}))
     except (KeyError, TypeError, AttributeError) as error:
-        what = f"it does not have SQuAD's format: {type(error).__name__} {error}"
+        what = f"the file is not in SQuAD's format: {type(error).__name__} {error}"
         remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
         raise InputError(what, where=source.location, remedy=remedy) from error
     return rows
 
 
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    return {_CMRC_NAMES.get(name, name): value for name, value in values.items()}
+def _squad_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Rename the keys of CMRC 2018 to those of SQuAD."""
+    names = {"context_text": "context", "query_text": "question", "query_id": "id"}
+    return {names.get(name, name): value for name, value in values.items()}
 
 
-def answers_of(row: Example, context: str, source: LabelledInput) -> list[Given] | None:
-    """Return the answers of a row at their positions, empty if there is none, None if that is not known."""
+def read_answers(row: Example, context: str, source: LabelledInput) -> list[TrueAnswer] | None:
+    """Return the answers of a row with their positions: empty if there is no answer, None if it is unknown."""
     answers = [] if row.values.get("is_impossible") else row.get("answers")
     if answers is None:
         return None
@@ -221,77 +220,72 @@ def answers_of(row: Example, context: str, source: LabelledInput) -> list[Given]
     try:
         if isinstance(answers, dict):
             texts = answers["text"]
-            given = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
+            pairs = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
         else:
-            found = [{"text": each} if isinstance(each, str) else each for each in answers]
-            given = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in found]
-        pairs = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in given if text.strip()]
+            dicts = [{"text": each} if isinstance(each, str) else each for each in answers]
+            pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
+        nonempty = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in pairs if text.strip()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            "its 'answers' do not have SQuAD's format",
-            where=row.where,
-            remedy='write {"text": ["…"], "answer_start": [0]}, both lists empty where there is no answer',
-        ) from error
-    placed = [_placed(answer, context) for answer in pairs]
-    if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
-        raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
-    moves = ((start, found) for (_, start), (_, found) in zip(pairs, placed, strict=True))
+        remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
+        raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
+    located = [_locate(answer, context) for answer in nonempty]
+    if located and source.flag == "--train" and all(start == NOT_FOUND for _, start in located):
+        raise UnusableRow("the answer is not in the context", where=row.where, remedy="fix the row, or remove it")
+    moves = ((old, new) for (_, old), (_, new) in zip(nonempty, located, strict=True))
     if any(NOT_FOUND not in move and len(set(move)) > 1 for move in moves):
-        source.note("questions whose answer was moved to where the context contains it", row.where)
-    if any(start == NOT_FOUND for _, start in placed):
-        source.note("questions with an answer that the context does not contain", row.where)
-    if len(pairs) < len(given):
+        source.note("questions with a wrong answer_start, which was corrected", row.where)
+    if any(start == NOT_FOUND for _, start in located):
+        source.note("questions with an answer that is not in the context", row.where)
+    if len(nonempty) < len(pairs):
         source.note("questions with an empty answer, which was ignored", row.where)
-    return placed
+    return located
 
 
-def _placed(answer: Given, context: str) -> Given:
-    """Return an answer at its position, or else at the nearest one at which the context contains it, or NOT_FOUND."""
+def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
+    """Return an answer with the nearest position at which the context contains it, or NOT_FOUND."""
     text, start = answer
     if start >= 0 and context.startswith(text, start):
         return answer
-    places = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
-    if not places:
-        return text, NOT_FOUND
-    return text.strip(), min(places, key=lambda each: abs(each - start))
+    starts = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
+    return (text.strip(), min(starts, key=lambda each: abs(each - start))) if starts else (text, NOT_FOUND)
 
 
-def squad_scores(truth: list[list[str]], found: list[str]) -> dict[str, float]:
-    """Return SQuAD's exact match and F1, the best of each question's answers; "" and an empty list mean no answer.
+def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, float]:
+    """Return SQuAD's exact match and F1, with the best of each question's answers. "" and [] mean no answer.
 
-    Every Chinese, Japanese or Korean ideograph counts as a word, so F1 is by character there.
+    Each Chinese, Japanese or Korean ideograph counts as a word.
     """
     exact, overlap = [], []
-    for answers, prediction in zip(truth, found, strict=True):
-        candidates = [answer for answer in answers if words_of(answer)] or [""]
-        exact.append(max(float(words_of(answer) == words_of(prediction)) for answer in candidates))
+    for answers, prediction in zip(truth, predictions, strict=True):
+        candidates = [answer for answer in answers if normalized_words(answer)] or [""]
+        exact.append(max(float(normalized_words(answer) == normalized_words(prediction)) for answer in candidates))
         overlap.append(max(word_f1(answer, prediction) for answer in candidates))
     scores = {"f1": _mean(overlap), "exact_match": _mean(exact)}
     if not all(truth):
-        for name, wanted in (("has_answer", True), ("no_answer", False)):
-            chosen = [number for number, answers in enumerate(truth) if bool(answers) is wanted]
+        for name, has_answer in (("has_answer", True), ("no_answer", False)):
+            chosen = [number for number, answers in enumerate(truth) if bool(answers) is has_answer]
             scores[f"{name}_f1"] = _mean([overlap[number] for number in chosen])
             scores[f"{name}_exact_match"] = _mean([exact[number] for number in chosen])
     return scores
 
 
 def word_f1(answer: str, prediction: str) -> float:
-    """Return the F1 of the words that two texts share, counted with repetitions."""
-    ours, theirs = words_of(prediction), words_of(answer)
-    if not ours or not theirs:
-        return float(ours == theirs)
-    return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
+    """Return the F1 of the words shared by two texts, with repetitions."""
+    predicted, true = normalized_words(prediction), normalized_words(answer)
+    if not predicted or not true:
+        return float(predicted == true)
+    return 2 * (Counter(predicted) & Counter(true)).total() / (len(predicted) + len(true))
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of an answer after SQuAD's normalisation: no case, punctuation or articles.
+def normalized_words(text: str) -> list[str]:
+    """Split an answer into lowercase words, without ASCII punctuation and articles, as SQuAD's evaluation does.
 
-    In a text with ideographs, punctuation of every script is removed, not only that of ASCII.
+    If the text contains ideographs, all Unicode punctuation is removed.
     """
-    dropped = set(string.punctuation)
+    removed = set(string.punctuation)
     if re.search(_IDEOGRAPH, text):
-        dropped |= {character for character in text if unicodedata.category(character).startswith("P")}
-    text = "".join(character for character in text.lower() if character not in dropped)
+        removed |= {character for character in text if unicodedata.category(character).startswith("P")}
+    text = "".join(character for character in text.lower() if character not in removed)
     text = re.sub(r"\b(a|an|the)\b", " ", text)
     return re.sub(_IDEOGRAPH, r" \g<0> ", text).split()
 

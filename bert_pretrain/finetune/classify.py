@@ -1,9 +1,9 @@
-"""`classify`: a class, or with `--regression` a number, for a text or a pair of texts, from the [CLS] token."""
+"""`classify`: predicts a class, or with `--regression` a number, for a text or a pair of texts."""
 
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,35 +12,35 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import predict_from_words
 from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows
 from bert_pretrain.finetune.settings import Settings, flag_of
-from bert_pretrain.finetune.task import Task, Window, encodings
+from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.readers import ClassName
 from bert_pretrain.text.tokenizer import Tokenizer
 
-_USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"
+_USE_REGRESSION = "pass --regression to predict numbers, or write classes as words or integers"
 
 
 class Classify(Task):
-    """Labels, windows and metrics of the task."""
+    """The classification and regression task, with one label per row."""
 
     model_class = "AutoModelForSequenceClassification"
-    cut = "truncated"
+    pipeline_tag = "text-classification"
+    overflow_action = "truncated"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
         self.main_metric = "spearman" if settings.regression else "accuracy"
         self.label_column = settings.label_field
-        self.has_dash = True
-        """Whether `-` is a label like others, rather than that of rows on which annotators disagree."""
+        self.dash_is_class = True  # False: the label `-` marks rows whose annotators disagree (SNLI, OCNLI)
 
     def rows(self, source: LabelledInput) -> list[Example]:
         rows = read_rows(source, self.settings.text_field)
         if source.flag == "--train":
             labels = {str(row.values.get(self.label_column) or "") for row in rows} - {""}
-            self.has_dash = "+" in labels or len(labels) < 3
+            self.dash_is_class = "+" in labels or len(labels) < 3
         return rows
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
-        """Return the texts of a row; the second of a pair may be empty."""
+        """Return the one or two texts of a row. The second text may be empty."""
         fields = {"text": ("text_field", self.settings.text_field), "pair": ("pair_field", self.settings.pair_field)}
         inputs = {}
         for name, (setting, column) in fields.items():
@@ -48,12 +48,12 @@ class Classify(Task):
                 continue
             value = row.get(column, flag_of(setting))
             if value is not None and not isinstance(value, str):
-                what = f"'{column}' is not a text but {type(value).__name__}"
-                raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
+                what = f"'{column}' is not text but {type(value).__name__}"
+                raise UnusableRow(what, where=row.where, remedy="fix the value, or remove the row")
             inputs[name] = value if value and value.strip() else ""
         if not inputs["text"]:
             what = f"'{self.settings.text_field}' is empty"
-            raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
+            raise UnusableRow(what, where=row.where, remedy="add the text, or remove the row")
         return inputs
 
     def label_of(self, row: Example, source: LabelledInput) -> Any:
@@ -64,11 +64,11 @@ class Classify(Task):
             return sorted({self._class_of(each, row) for each in label})
         if self.settings.regression:
             if (value := _number_of(label)) is None:
-                remedy = "correct it, or leave out --regression"
+                remedy = "fix the label, or remove --regression"
                 raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
             return value
-        if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
-            what, remedy = "its label is '-', no agreement", "label the row, or remove it"
+        if label == "-" and not self.dash_is_class:
+            what, remedy = "the label is '-' (annotators disagree)", "label the row, or remove it"
             raise UnusableRow(what, where=row.where, remedy=remedy)
         return self._class_of(label, row)
 
@@ -77,8 +77,8 @@ class Classify(Task):
             return label
         if isinstance(label, float) and label.is_integer():
             label = int(label)
-        if not isinstance(label, str | int):  # a boolean is an int too: "True" or "False"
-            what = f"the label {label!r} is neither a word nor a whole number but {type(label).__name__}"
+        if not isinstance(label, str | int):  # bool is a subclass of int: the classes "True" and "False"
+            what = f"the label {label!r} is neither a word nor an integer but {type(label).__name__}"
             raise InputError(what, where=row.where, remedy=_USE_REGRESSION)
         return str(label)
 
@@ -86,37 +86,33 @@ class Classify(Task):
         counts = Counter(example.label for example in train)
         if len(counts) == 1:
             what = f"every row has the label {train[0].label!r}"
-            where, remedy = f"{train[0].where} and all others", "give training rows of at least two labels"
+            where, remedy = f"{train[0].where} and all other rows", "provide training rows with at least two labels"
             raise InputError(what, where=where, remedy=remedy)
         if self.settings.regression:
             return
-        self.labels = sorted(counts, key=class_order)
         fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
         if fractions and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == fractions[0])
-            what = f"the labels are numbers with fractions, such as {fractions[0]}"
+            what = f"the labels are not integers, for example {fractions[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
+        self.set_classes(counts, others)
+
+    def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:
+        """Set the classes of the training rows, check the labels of other rows, and print the counts."""
+        self.labels = sorted(counts, key=class_order)
         for example in others:
-            self.check_known(example, [] if example.label is None else [example.label])
-        self.print_classes(counts)
-
-    def check_known(self, example: Example, names: Iterable[str]) -> None:
-        """Refuse labels that the training rows do not have."""
-        for name in names:
-            if name not in self.labels:
-                what = f"the label {name!r} does not occur in the training rows"
-                remedy = f"correct it (known: {', '.join(self.labels[:10])}), or add training rows with it"
+            names = example.label if isinstance(example.label, list) else [example.label]
+            if example.label is not None and (unknown := [name for name in names if name not in self.labels]):
+                what = f"the label {unknown[0]!r} does not occur in the training rows"
+                remedy = f"fix it (known labels: {', '.join(self.labels[:10])}), or add training rows with it"
                 raise InputError(what, where=example.where, remedy=remedy)
-
-    def print_classes(self, counts: Mapping[str, int]) -> None:
-        """Print how many training rows each class has."""
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.labels[:20])}")
 
     def classes_of(self, example: Example) -> list[str]:
         return [] if self.settings.regression else [example.label]
 
     def target(self, label: Any) -> Any:
-        """Return what the loss takes for a label."""
+        """Convert a label to the target of the loss."""
         return label if self.settings.regression else self.labels.index(label)
 
     def model_config(self) -> dict[str, Any]:
@@ -126,24 +122,23 @@ class Classify(Task):
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         has_labels = all(example.label is not None for example in examples)
-        # As in BERT's code, a pair whose second text is empty is a single text.
+        # As in BERT's code, a pair with an empty second text is encoded as a single text.
         texts = [tuple(each.inputs.values()) if each.inputs.get("pair") else each.inputs["text"] for each in examples]
-        windows, length = [], self.settings.max_length
-        encoded = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
-        for number, (example, encoding) in enumerate(zip(examples, encoded, strict=True)):
+        windows, truncation = [], {"max_length": self.settings.max_length, "strategy": "longest_first"}
+        encodings = encode_texts(self.tokenizer, texts, truncation)
+        for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True)):
             labels = {"labels": self.target(example.label)} if has_labels else {}
-            example.is_cut = bool(encoding.overflowing)
+            example.exceeds_window = bool(encoding.overflowing)
             windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
-        """Return a number for each example, or (classes,) probabilities."""
-        rows = np.asarray(logits, dtype=np.float64)
-        rows = rows[np.argsort([window.example for window in windows])]
+        """Return the probabilities (classes,) of each example, or its number in a regression."""
+        rows = np.asarray(logits, dtype=np.float64)[np.argsort([window.example for window in windows])]
         if self.settings.regression:
             return list(rows[:, 0])
         powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-        return list(powers / powers.sum(axis=1, keepdims=True))
+        return list(powers / powers.sum(axis=1, keepdims=True))  # softmax
 
     def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:
         from sklearn import metrics
@@ -152,22 +147,22 @@ class Classify(Task):
         if self.settings.regression:
             return _regression_scores(np.array(truth), np.array(predictions))
         predicted = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
-        with warnings.catch_warnings(action="ignore"):  # of rows of one class
+        with warnings.catch_warnings(action="ignore"):  # about rows of a single class
             return {
                 "accuracy": float(metrics.accuracy_score(truth, predicted)),
                 "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),
                 "mcc": float(metrics.matthews_corrcoef(truth, predicted)),
             }
 
-    def constant(self, examples: list[Example]) -> tuple[str, float]:
+    def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
         if self.settings.regression:
-            return "one number for all", 0.0
+            return "one number for all rows", 0.0
         name, count = Counter(example.label for example in examples).most_common(1)[0]
         return f"always '{name}'", count / len(examples)
 
-    def words_alone(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
-        texts, others = ([list(example.inputs.values()) for example in rows] for rows in (train, examples))
-        return list(predict_from_words(texts, [example.label for example in train], others, self.labels))
+    def word_baseline(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
+        train_texts, texts = ([list(example.inputs.values()) for example in rows] for rows in (train, examples))
+        return list(predict_from_words(train_texts, [example.label for example in train], texts, self.labels))
 
     def columns(self, prediction: Any) -> dict[str, Any]:
         if self.settings.regression:
@@ -180,12 +175,12 @@ class Classify(Task):
         row = {"row": example.row, **example.inputs, **label, "prediction": self.columns(prediction)["label"]}
         if self.settings.regression:
             return row
-        shares = {name: round(float(share), 6) for name, share in zip(self.labels, prediction, strict=True)}
-        return {**row, "probabilities": shares}
+        scores = {name: round(float(score), 6) for name, score in zip(self.labels, prediction, strict=True)}
+        return {**row, "probabilities": scores}
 
 
 def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return Pearson's and Spearman's correlation, 0 where a constant side leaves them undefined, and the MSE."""
+    """Return both correlations, 0 if a constant side leaves them undefined, and the mean squared error."""
     from scipy import stats
 
     is_defined = np.ptp(truth) > 0 and np.ptp(predicted) > 0
@@ -205,7 +200,7 @@ def _number_of(label: Any) -> float | None:
 
 
 def class_order(name: str) -> tuple[int, float, str]:
-    """Sort classes of `datasets` by their number, then numbers by value, then words alphabetically."""
+    """Return a sort key: classes of `datasets` by their number, then numbers by value, then words alphabetically."""
     if isinstance(name, ClassName):
         return (0, float(name.number), name)
     value = _number_of(name)

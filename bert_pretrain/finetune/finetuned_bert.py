@@ -1,7 +1,7 @@
-"""A fine-tuned folder for inference: BERT without padding, the head of its task, and the names of the head's outputs.
+"""Inference with a fine-tuned folder, without padding.
 
-The folders are those of `finetune`, and of `transformers` with the same classes. In fp32 the outputs are those of
-`transformers`, up to rounding.
+Reads folders written by `finetune`, and folders of the same model classes written by `transformers`. In fp32, the
+outputs equal those of `transformers` up to rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,34 +20,36 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 
-_HEADS = {
+_HEADS = {  # class of `transformers`: the task, and the linear layer of its head
     "BertForSequenceClassification": ("classify", "classifier"),
     "BertForTokenClassification": ("tag", "classifier"),
     "BertForQuestionAnswering": ("answer", "qa_outputs"),
 }
-"""The task, and the name of its linear layer, by the class of `transformers` that `config.json` names."""
-_REMEDY = "give a folder that 'bert-pretrain finetune' has written, or one of " + ", ".join(_HEADS)
+_REMEDY = "use a folder written by 'bert-pretrain finetune', or a model of the class " + ", ".join(_HEADS)
 
 
 @dataclass(frozen=True)
 class FinetunedBert:
-    """A BERT with the head of a task: `classify`, `tag` or `answer`."""
+    """A BERT with the head of a task."""
 
     bert: Bert
     task: str
-    labels: list[str]
-    """The names of the outputs; empty for a regression and for `answer`."""
+    labels: list[str]  # names of the outputs; empty for regression and for `answer`
     weight: Tensor  # (outputs, hidden)
     bias: Tensor  # (outputs,)
-    has_lists: bool = False
-    """Whether a text may have several labels, or none."""
+    is_multi_label: bool = False
 
     @staticmethod
     def open(folder: Path, config: TrainConfig) -> "FinetunedBert":
-        """Open a fine-tuned folder; `config` gives device, precision and attention."""
+        """Open a fine-tuned folder with the device, precision and attention of `config`."""
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
-        task, layer = _head_of(settings, folder)
+        names = settings.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        if not isinstance(name, str) or name not in _HEADS:
+            has = f"is a {str(name)[:80]}, which has no head for a task" if name else "names no model class"
+            raise DataError(f"{folder} {has}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
+        task, layer = _HEADS[name]
         bert = open_bert(folder, config, ("bert.pooler",) if task == "classify" else ())
         weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
         hidden = bert.network.config.hidden_size
@@ -55,61 +57,49 @@ class FinetunedBert:
             what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
         labels = [] if task == "answer" else _labels_of(settings, len(bias), folder)
-        has_lists = task == "classify" and settings.get("problem_type") == "multi_label_classification"
+        is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
         head = weight.to(bert.device).float(), bias.to(bert.device).float()
-        return FinetunedBert(bert, task, labels, *head, has_lists=has_lists)
+        return FinetunedBert(bert, task, labels, *head, is_multi_label)
 
     def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
-        """Return the outputs of the head for every window, in their order and in float32.
+        """Return the float32 outputs of the head for every window, in order, and advance the bar by `num_rows`.
 
-        For `classify` these are a list of (outputs,), for `tag` of (tokens, outputs), for `answer` two lists of
-        (tokens,), scores of the start and of the end. The bar advances by the `num_rows` rows that the windows show.
+        The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, and two lists of
+        (tokens,), the start and end logits, for `answer`.
         """
         lengths = np.array([len(window.input_ids) for window in windows])
-        found: list[np.ndarray] = [np.empty(0)] * len(windows)
+        results: list[np.ndarray] = [np.empty(0)] * len(windows)
         with self.bert.running():
             for batch in batches_by_length(lengths, batch_tokens or self.bert.batch_tokens):
-                ids, types = (
-                    [np.array(getattr(windows[index], name)) for index in batch]
-                    for name in ("input_ids", "token_type_ids")
-                )
+                ids = [np.array(windows[index].input_ids) for index in batch]
+                types = [np.array(windows[index].token_type_ids) for index in batch]
                 packed = self.bert.pack(ids, types)
                 hidden, sizes = self.bert.network.encode(*packed), lengths[batch]  # (tokens, hidden)
                 if self.task == "classify":
-                    hidden, sizes = (
-                        self.bert.network.pooler(hidden, packed[3]),
-                        np.ones_like(sizes),
-                    )  # (windows, hidden)
+                    hidden = self.bert.network.pooler(hidden, packed[3])  # (windows, hidden)
+                    sizes = np.ones_like(sizes)
                 outputs = F.linear(hidden, self.weight, self.bias).float().cpu().numpy()
                 if not np.isfinite(outputs).all():
                     what = "the outputs of the network are not finite"
-                    remedy = "if this was training: it has diverged, give a smaller --learning-rate, with --overwrite"
-                    raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise --precision fp32")
+                    remedy = "if training has diverged, use a smaller --learning-rate and --overwrite"
+                    raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise use --precision fp32")
                 for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
-                    found[index] = part
+                    results[index] = part
                 bar.update(len(batch) * num_rows / len(windows))
         if self.task == "answer":
-            return [each[:, 0] for each in found], [each[:, 1] for each in found]
-        return [each[0] for each in found] if self.task == "classify" else found
-
-
-def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    found = settings.get("architectures")
-    name = found[0] if isinstance(found, list) and found else None
-    if not isinstance(name, str) or name not in _HEADS:
-        what = f"{folder} holds {str(name)[:80]}, which has no head for a task" if name else f"{folder} names no head"
-        raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
-    return _HEADS[name]
+            return [each[:, 0] for each in results], [each[:, 1] for each in results]
+        return [each[0] for each in results] if self.task == "classify" else results
 
 
 def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[str]:
-    """Return the names of classes or tags, none for a regression; `transformers` leaves its own defaults out."""
+    """Return the names of the classes or tags, or an empty list for regression."""
     is_multi_label = settings.get("problem_type") == "multi_label_classification"
     if settings.get("problem_type") == "regression" or (count == 1 and not is_multi_label):
         return []
+    # `transformers` does not write its default names.
     names = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
-    is_whole = isinstance(names, dict) and names.keys() == {str(number) for number in range(count)}
-    if not is_whole or not all(isinstance(label, str) for label in names.values()):
-        what = f"its id2label does not name the {count} outputs of the head"
+    is_complete = isinstance(names, dict) and names.keys() == {str(number) for number in range(count)}
+    if not is_complete or not all(isinstance(label, str) for label in names.values()):
+        what = f"id2label does not name the {count} outputs of the head"
         raise DataError(what, where=str(folder / CONFIG), remedy="restore the file from a copy")
     return [names[str(number)] for number in range(count)]

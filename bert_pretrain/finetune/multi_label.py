@@ -1,4 +1,4 @@
-"""`classify` with lists as labels: each class of a text is one decision, by the sigmoid of its output."""
+"""`classify` with lists of labels: a text may have any number of classes, each predicted by a sigmoid."""
 
 import itertools
 import warnings
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.classify import Classify, class_order
+from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ THRESHOLD = 0.5
 
 
 class MultiLabel(Classify):
-    """Labels and metrics; texts and windows are those of `Classify`."""
+    """The multi-label variant of `Classify`, with its labels and metrics."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
@@ -26,16 +26,13 @@ class MultiLabel(Classify):
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         for example in train + others:
             if example.label is not None and not isinstance(example.label, list):
-                what = f"the label {example.label!r} is not a list, but those of other rows are"
-                raise InputError(what, where=example.where, remedy='write ["name", ...] in every row, [] for none')
+                what = f"the label {example.label!r} is not a list, but other rows have lists"
+                raise InputError(what, where=example.where, remedy='write ["name", ...] in every row, [] for no label')
         counts = Counter(name for example in train for name in example.label)
         if len(counts) < 2:
-            remedy = "give training rows with at least two labels"
-            raise InputError(f"the lists hold {len(counts)} different label(s)", where=train[0].where, remedy=remedy)
-        self.labels = sorted(counts, key=class_order)
-        for example in others:
-            self.check_known(example, example.label or ())
-        self.print_classes(counts)
+            remedy = "provide training rows with at least two labels"
+            raise InputError(f"the lists have {len(counts)} different label(s)", where=train[0].where, remedy=remedy)
+        self.set_classes(counts, others)
 
     def model_config(self) -> dict[str, Any]:
         return {**super().model_config(), "problem_type": "multi_label_classification"}
@@ -47,30 +44,33 @@ class MultiLabel(Classify):
         return list(example.label)
 
     def decode(self, examples: list[Example], windows: list[Any], logits: Any) -> list[Any]:
-        """Return (classes,) probabilities for each example, of each class by itself."""
+        """Return an independent probability of each class, (classes,) per example."""
         rows = np.asarray(logits, dtype=np.float64)[np.argsort([window.example for window in windows])]
-        return list(0.5 + 0.5 * np.tanh(rows / 2))
+        return list(0.5 + 0.5 * np.tanh(rows / 2))  # the sigmoid
 
     def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:
         from sklearn import metrics
 
         truth = np.array([self.target(example.label) for example in examples])
         predicted = np.array(predictions) > THRESHOLD
-        with warnings.catch_warnings(action="ignore"):  # of classes without rows
+        with warnings.catch_warnings(action="ignore"):  # about classes without rows
             return {
                 f"{average}_f1": float(metrics.f1_score(truth, predicted, average=average, zero_division=0))
                 for average in ("micro", "macro")
             }
 
-    def constant(self, examples: list[Example]) -> tuple[str, float]:
+    def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
         counts = Counter(name for example in examples for name in example.label).most_common()
-        total, found = sum(count for _, count in counts), itertools.accumulate(count for _, count in counts)
-        scores = [2 * right / (total + len(examples) * number) for number, right in enumerate(found, start=1)]
+        num_labels = sum(count for _, count in counts)
+        # Micro F1 of predicting the n most frequent classes for every example, for each n.
+        correct = itertools.accumulate(count for _, count in counts)
+        scores = [2 * right / (num_labels + len(examples) * n) for n, right in enumerate(correct, start=1)]
         best = max(range(len(scores)), key=scores.__getitem__, default=-1)
         names = [name for name, _ in counts[: best + 1]]
         return f"always {names}", scores[best] if scores else 0.0
 
     def columns(self, prediction: Any) -> dict[str, Any]:
         scores = {name: round(float(score), 6) for name, score in zip(self.labels, prediction, strict=True)}
-        is_above = np.asarray(prediction) > THRESHOLD
-        return {"label": [name for name, above in zip(self.labels, is_above, strict=True) if above], "scores": scores}
+        # Compared before rounding.
+        labels = [name for name, score in zip(self.labels, prediction, strict=True) if score > THRESHOLD]
+        return {"label": labels, "scores": scores}

@@ -1,7 +1,6 @@
-"""`predict`: a fine-tuned model on new rows, which are written with what it predicts, in the order of the input.
+"""`predict`: applies a fine-tuned model to new rows and writes them with the predictions, in the order of the input.
 
-All rows are read and checked first, so that a broken row stops the command at once. They are predicted in batches
-sorted by length, without padding.
+All rows are read and checked first, so that an invalid row stops the command before any computation.
 """
 
 import csv
@@ -16,8 +15,8 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
-from bert_pretrain.finetune.rows import NEW, LabelledInput
-from bert_pretrain.finetune.run import HEADS, KIND
+from bert_pretrain.finetune.rows import INPUT, LabelledInput
+from bert_pretrain.finetune.run import KIND, TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
@@ -25,53 +24,43 @@ from bert_pretrain.io.manifest import MANIFEST, read_record
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.tools.texts import refuse_input_as_output
 
-ROWS_AT_ONCE = 1024
-"""Rows encoded and sorted by length at once."""
-TASK_OF_ENDING = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}
-"""The endings of outputs; those of evaluation scripts are for one task."""
+BUFFER_ROWS = 1024  # rows that are encoded and sorted by length together
+_TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": all tasks
 
 
 def predict(
-    model: Path,
-    location: str,
-    output: Path,
-    *,
-    config: TrainConfig,
-    batch_tokens: int | None = None,
-    skip_empty: bool = False,
-    changes: dict[str, Any] | None = None,
-    **reading: Any,
-) -> None:
-    """Write the rows of an input with what a fine-tuned model predicts for them.
+    model: Path, location: str, output: Path, *, config: TrainConfig, batch_tokens: int | None = None,
+    skip_empty: bool = False, changes: dict[str, Any] | None = None, **reading: Any,
+) -> None:  # fmt: skip
+    """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
-    `model` is a folder that `finetune` has written, or one of `transformers` with the same head. `reading` are
-    `format`, `columns` and `encoding` of the input; labels are not needed. If `output` exists, it is replaced at the
-    end. `changes` are `text_field`, `pair_field`, `tokens_field` and `max_length`; they are those of the fine-tuning if
-    not given.
+    `model` is a folder written by `finetune`, or by `transformers` with the same head. `changes` may replace
+    `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has the `format`,
+    `columns` and `encoding` of the input.
     """
-    if output.suffix not in TASK_OF_ENDING:
-        what, remedy = f"the ending of '{output.name}' is not a format for rows", "end it in .jsonl or .csv"
+    if output.suffix not in _TASK_BY_SUFFIX:
+        what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"
         raise ConfigError(what, where="--output", remedy=remedy)
     if output.is_dir():
-        raise OutputError(f"{output} is a folder", where="--output", remedy="name a file")
+        raise OutputError(f"{output} is a folder", where="--output", remedy="give the name of a file")
     refuse_input_as_output(output, [location])
     finetuned = FinetunedBert.open(model, config)
-    if TASK_OF_ENDING[output.suffix] not in ("", finetuned.task):
-        what = f"{output.suffix} is for the task '{TASK_OF_ENDING[output.suffix]}', this is '{finetuned.task}'"
-        raise ConfigError(what, where="--output", remedy="write .jsonl")
+    if (suffix_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
+        what = f"{output.suffix} is for the task '{suffix_task}', but the task of the model is '{finetuned.task}'"
+        raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
     task = _open_task(model, finetuned, changes or {})
-    examples = task.read(LabelledInput(location, NEW, **reading, skips=skip_empty))
+    examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
     added: list[dict[str, Any]] = []
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
-        for begin in range(0, len(examples), ROWS_AT_ONCE):
-            some = examples[begin : begin + ROWS_AT_ONCE]
-            windows = task.encode(some, "input")
-            logits = finetuned.logits(windows, bar, len(some), batch_tokens)
-            added += map(task.columns, task.decode(some, windows, logits))
-    taken = {name for example in examples for name in example.values}
+        for begin in range(0, len(examples), BUFFER_ROWS):
+            buffer = examples[begin : begin + BUFFER_ROWS]
+            windows = task.encode(buffer, "input")
+            logits = finetuned.logits(windows, bar, len(buffer), batch_tokens)
+            added += map(task.columns, task.decode(buffer, windows, logits))
+    input_columns = {name for example in examples for name in example.values}
     names = {name: name for name in added[0]}
     for name in names:
-        while names[name] in taken:
+        while names[name] in input_columns:
             names[name] = f"predicted_{names[name]}"
     if output.suffix == ".conll":
         rows = [{"tokens": each.inputs["tokens"], **new} for each, new in zip(examples, added, strict=True)]
@@ -81,49 +70,50 @@ def predict(
         renamed = [{names[name]: value for name, value in new.items()} for new in added]
         rows = [each.values | new for each, new in zip(examples, renamed, strict=True)]
     write_rows(output, rows)
-    task.report_cut(examples, "input")
+    task.report_long_examples(examples, "input")
     print(f"written    {output}: {len(examples):,} rows with {', '.join(names.values())}")
 
 
 def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -> Task:
-    """Return the task of a model, with the settings of its fine-tuning where the folder has them."""
+    """Return the task of a model, with the settings of its fine-tuning if the folder has them."""
     manifest, settings = read_record(model), Settings()
     if manifest.get("kind") == KIND:
         try:
             settings = TypeAdapter(Settings).validate_python(manifest["identity"]["settings"])
         except (KeyError, TypeError, ValidationError) as error:
-            what = f"it does not have the settings of a fine-tuning: {error}"
-            remedy = "restore it from a copy, or remove it to predict with the default settings"
+            what = f"the manifest has no valid settings of a fine-tuning: {error}"
+            remedy = "restore the file from a copy, or remove it to predict with the default settings"
             raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error
     changes = {name: value for name, value in changes.items() if value is not None}
     changes |= {"stride": None} if "max_length" in changes else {}
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    head = MultiLabel if finetuned.has_lists else HEADS[finetuned.task]
+    head = MultiLabel if finetuned.is_multi_label else TASK_CLASSES[finetuned.task]
     task = head(settings, finetuned.bert.tokenizer)
-    task.labels, task.may_be_none = finetuned.labels, manifest.get("may_be_none") is True
+    task.labels, task.allows_no_answer = finetuned.labels, manifest.get("may_be_none") is True
     return task
 
 
 def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows in the format of the ending, whole or not at all.
+    """Write rows atomically, in the format of the suffix of `output`.
 
-    `.jsonl` and `.csv` hold all columns, `.conll` a word and its tag per line, `.json` an object with every `answer` by
-    its `id`.
+    `.jsonl` and `.csv` contain all columns, `.conll` one word and its tag per line, `.json` an object that maps each
+    `id` to its `answer`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Excel takes CSV for the system's encoding, unless a byte order mark tells.
+    # Without a byte order mark, Excel reads CSV in the system's encoding.
     encoding = "utf-8-sig" if output.suffix == ".csv" and not _json(rows).isascii() else "utf-8"
     with atomic_path(output) as temporary, temporary.open("w", encoding=encoding, newline="") as file:
         if output.suffix == ".jsonl":
             file.writelines(_json(row) + "\n" for row in rows)
         elif output.suffix == ".csv":
-            lines = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-            lines.writeheader()
+            names = dict.fromkeys(name for row in rows for name in row)
+            writer = csv.DictWriter(file, list(names), lineterminator="\n")
+            writer.writeheader()
             for row in rows:
                 nested = {name: _json(value) for name, value in row.items() if isinstance(value, list | dict)}
-                lines.writerow(row | nested)
+                writer.writerow(row | nested)
         elif output.suffix == ".conll":
             pairs = (zip(row["tokens"], row["tags"], strict=True) for row in rows)
             file.write("\n".join("".join(f"{word}\t{tag}\n" for word, tag in pair) for pair in pairs))
@@ -132,4 +122,4 @@ def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)  # dates and decimals of Parquet, as text
+    return json.dumps(value, ensure_ascii=False, default=str)  # writes dates and decimals of Parquet as text

@@ -1,7 +1,7 @@
-"""`finetune`: read and check, train and choose the best epoch, predict, and write a Hugging Face folder.
+"""`finetune`: reads and checks rows, trains, keeps the best epoch, predicts, and writes a Hugging Face folder.
 
-The work is done in `OUTPUT.partial`; `OUTPUT` appears when all is finished, with `metrics.json` and `predictions.jsonl`
-next to the model. The same command again continues, or finds it complete.
+All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with the model, `metrics.json` and
+`predictions.jsonl`. The same command resumes an unfinished run and does nothing after a finished one.
 """
 
 import contextlib
@@ -31,60 +31,34 @@ from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Task
-from bert_pretrain.io import manifest
-from bert_pretrain.io.files import (
-    atomic_folder,
-    damage_of_folder,
-    read_json,
-    seal_folder,
-    sha256_file,
-    write_json,
-    write_text,
-)
+from bert_pretrain.finetune.task import MODEL, Task
+from bert_pretrain.io import files, manifest
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.report.render import render
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.train.hardware import Precision, choose_device, choose_precision
+from bert_pretrain.train.hardware import choose_device
 
 if TYPE_CHECKING:
-    from bert_pretrain.finetune.training import Learner
+    from bert_pretrain.finetune.training import FineTuner  # needs the packages that `_check_environment` looks for
 
 KIND = "finetune"
-_REMEDIES = {
-    True: "Pretrain it for longer on more text, or label more rows",
-    False: "Pretrain it on text of this kind (train --init-from), or label more rows",
-}
-"""Advice on how to improve on the baselines, by whether the model was pretrained here."""
 METRICS = "metrics.json"
-_TRIALS, _ALL_ROWS = "trials", "all"
-_PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
-HEADS: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
-_PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
-"""The Hub's names of the tasks."""
+TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
+_TRIALS, _ALL_ROWS = "trials", "all"  # folder in OUTPUT.partial, and the folder in it of training on all rows
 
 
 def finetune(
-    task: str,
-    model: Path,
-    *,
-    train: str,
-    output: Path,
-    validation: str | None = None,
-    test: str | None = None,
-    settings: Settings | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    **reading: Any,
-) -> Path:
-    """Fine-tune a BERT folder on a task and return the folder written.
+    task: str, model: Path, *, train: str, output: Path, validation: str | None = None, test: str | None = None,
+    settings: Settings | None = None, device: str = "auto", overwrite: bool = False, **reading: Any,
+) -> Path:  # fmt: skip
+    """Fine-tune a BERT folder on a task and return the output folder.
 
-    The arguments are the options of the command; `settings` holds those of the training, and `reading` are `format`,
-    `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training rows selects the best epoch,
-    and the model is then trained again on all of them.
+    The arguments are the options of the command. `reading` has the `format`, `columns` and `encoding` of all inputs.
+    Without `validation`, a tenth of the training rows is held out to choose the best epoch, and the model is then
+    trained again on all rows.
     """
     inputs = [
         LabelledInput(location, flag, **reading)
@@ -93,29 +67,31 @@ def finetune(
     ]
     output = output if output.name not in ("", "..") else output.resolve()
     _check_environment(device)
-    chosen_device = choose_device(device)
-    opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    settings = (settings or Settings()).resolve(task, opened.max_length)
-    chosen, examples = _read(HEADS[task](settings, opened.tokenizer), inputs)
-    identity = {"task": task, "refits": validation is None, **_identity(chosen, model, examples)}
+    torch_device = choose_device(device)
+    bert = open_bert(model, TrainConfig(device="cpu"))  # checks the folder; the Trainer opens it again
+    settings = (settings or Settings()).resolve(task, bert.max_length)
+    prepared_task, examples = _read(TASK_CLASSES[task](settings, bert.tokenizer), inputs)
+    identity = {"task": task, "refits": validation is None, **_identity(prepared_task, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
             print(f"up to date: {output}")
-            if warning := read_json(output / METRICS).get("warning"):
-                print(f"WARNING: {warning}")
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            from bert_pretrain.finetune.training import Learner
+            from bert_pretrain.finetune.training import FineTuner, quiet_transformers
 
-            _train(Learner(chosen, model, examples, chosen_device), identity, work, output)
+            with quiet_transformers():
+                _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
+            print(f"model, metrics and predictions: {output}")
+    if warning := files.read_json(output / METRICS).get("warning"):
+        print(f"WARNING: {warning}")
     return output
 
 
 @contextlib.contextmanager
 def _working_folder(work: Path) -> Iterator[None]:
-    """Lock the working folder; remove what is in it on success, and the folder if it is empty at the end."""
+    """Lock the working folder. Delete its content on success, and the folder itself if it is empty."""
     try:
         with manifest.exclusive(work):
             yield
@@ -127,80 +103,75 @@ def _working_folder(work: Path) -> Iterator[None]:
 
 
 def _check_environment(device: str) -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    packages = ("transformers", "accelerate", "sklearn", "seqeval")
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
         raise ConfigError(what, where="finetune", remedy=remedy)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("torchrun starts several processes", where="finetune", remedy="start one, without torchrun")
+        remedy = "start one process, without torchrun"
+        raise ConfigError("fine-tuning does not support several processes", where="finetune", remedy=remedy)
     if device not in ("auto", "cpu", "cuda"):
-        remedy = "give auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N"
-        raise ConfigError(f"the device is '{device}'", where="--device", remedy=remedy)
+        remedy = "use auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N"
+        raise ConfigError(f"unknown device '{device}'", where="--device", remedy=remedy)
 
 
 def _read(task: Task, inputs: list[LabelledInput]) -> tuple[Task, dict[str, list[Example]]]:
-    """Return the task that suits the labels, and the examples of each split.
-
-    Without an input for validation, a tenth of the training rows is held out.
-    """
+    """Return the task, multi-label if the labels are lists, and the examples of each split."""
     examples = {source.flag.removeprefix("--"): task.read(source) for source in inputs}
     if isinstance(task, Classify) and any(isinstance(example.label, list) for example in examples["train"]):
         task = MultiLabel(task.settings, task.tokenizer)
     task.set_labels(examples["train"], [each for split, rows in examples.items() if split != "train" for each in rows])
     if "validation" not in examples:
-        train, seed = examples["train"], task.settings.seed
-        group_of = {example.row: example.inputs.get(task.group, example.row) for example in train}
-        groups = list(dict.fromkeys(group_of.values()))
-        if len(groups) < 2:
-            unit = task.group or "row"
-            what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
-            raise InputError(what, where="--train", remedy=f"give more {unit}s, or --validation INPUT")
-        classes: dict[Any, set[str]] = {group: set() for group in groups}
-        for example in train:
-            classes[group_of[example.row]].update(task.classes_of(example))
-        order = [groups[number] for number in rng.stream(seed, "hold out").permutation(len(groups))]
-        held = hold_out(order, classes, max(1, round(len(groups) / 10)))
-        examples["validation"] = [example for example in train if group_of[example.row] in held]
-        examples["train"] = [example for example in train if group_of[example.row] not in held]
-        num_held = len(examples["validation"])
-        print(f"held out for validation: {num_held:,} of {len(train):,} rows, drawn with seed {seed}")
+        examples["train"], examples["validation"] = _split_train(task, examples["train"])
     print("rows: " + ", ".join(f"{split} {len(rows):,}" for split, rows in examples.items()))
     return task, examples
 
 
-def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
-    """Return the groups of rows to hold out: the first in this order, so that each class is in both parts.
+def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[Example]]:
+    """Hold out a tenth of the training rows for validation. Rows of a group stay together."""
+    group_of = {example.row: example.inputs.get(task.group_by, example.row) for example in train}
+    groups = list(dict.fromkeys(group_of.values()))
+    if len(groups) < 2:
+        unit = task.group_by or "row"
+        what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
+        raise InputError(what, where="--train", remedy=f"provide more {unit}s, or pass --validation INPUT")
+    classes: dict[Any, set[str]] = {group: set() for group in groups}
+    for example in train:
+        classes[group_of[example.row]].update(task.classes_of(example))
+    order = [groups[i] for i in rng.stream(task.settings.seed, "hold out").permutation(len(groups))]
+    held_out = hold_out(order, classes, max(1, round(len(groups) / 10)))
+    validation = [example for example in train if group_of[example.row] in held_out]
+    print(f"held out for validation: {len(validation):,} of {len(train):,} rows, drawn with seed {task.settings.seed}")
+    return [example for example in train if group_of[example.row] not in held_out], validation
 
-    For a class that one part lacks, a group is moved there and another one back, unless a part would then lack a class.
+
+def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
+    """Return the first `number` groups of `order`, changed so that both parts contain each class where possible.
+
+    For a class that one part lacks, a group with it is moved there, and another group back if there is one. A group is
+    only moved if its part keeps all classes.
     """
     parts = [list(order[:number]), list(order[number:])]
 
-    def can_leave(part: list[Any]) -> Iterator[Any]:
+    def removable(part: list[Any]) -> Iterator[Any]:
         counts = Counter(name for group in part for name in classes[group])
         return (group for group in part if all(counts[name] > 1 for name in classes[group]))
 
     for name in sorted(set().union(*classes.values())):
         for lacking, other in (parts, parts[::-1]):
             if not any(name in classes[group] for group in lacking):
-                for moved in [group for group in can_leave(other) if name in classes[group]][:1]:
-                    for back in list(can_leave(lacking))[:1]:
-                        lacking.remove(back)
-                        other.append(back)
-                    other.remove(moved)
-                    lacking.append(moved)
+                wanted = next((group for group in removable(other) if name in classes[group]), None)
+                if wanted is not None:
+                    if (returned := next(removable(lacking), None)) is not None:
+                        lacking.remove(returned)
+                        other.append(returned)
+                    other.remove(wanted)
+                    lacking.append(wanted)
     return set(parts[0])
 
 
-def _absent(task: Task, train: list[Example], examples: list[Example]) -> str:
-    """Return which classes of the training rows a split does not have, as text."""
-    known, found = ({name for example in rows for name in task.classes_of(example)} for rows in (train, examples))
-    names = sorted(known - found)
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
-    return f"  (without rows of {shown})" if names else ""
-
-
 def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> dict[str, Any]:
-    """Return everything that changes the result; inputs by their content, so that they may be moved."""
+    """Return everything that affects the result. Inputs are identified by content, so files may be moved."""
     data = {}
     for split, rows in examples.items():
         digest = hashlib.sha256()
@@ -208,166 +179,155 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
             content = json.dumps([example.inputs, example.label], ensure_ascii=False)
             digest.update(content.encode("utf-8", "surrogatepass"))
         data[split] = {"rows": len(rows), "sha256": digest.hexdigest()}
-    weights = {"config": sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
+    weights = {"config": files.sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
     return {
         "model": weights | {"tokenizer": task.tokenizer.hash},
         "data": data,
-        "settings": json.loads(json.dumps(asdict(task.settings))),  # as the manifest will hold them
+        "settings": json.loads(json.dumps(asdict(task.settings))),  # tuples become lists, as in the saved manifest
     }
 
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
-    """Return whether the same command has finished before; otherwise claim the working folder."""
+    """Return whether the same command has already finished. If not, claim the working folder."""
     if overwrite:
         manifest.set_aside_once(output, KIND, identity)
     if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
-        if damage := damage_of_folder(output):
-            remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
+        if damage := files.damage_of_folder(output):
+            remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
         return True
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
 
-def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Path) -> None:
-    """Train in `work` and write the result to `output`."""
-    from bert_pretrain.finetune import training
+def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Path) -> None:
+    """Run the trials in `work` and write the best model and its results to `output`."""
+    start, task, examples = time.monotonic(), tuner.task, tuner.examples
+    print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
+    folder = (work / _TRIALS).resolve()
+    trials = task.settings.trials(len(tuner.windows["train"]))
+    reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
+    best = max(range(len(trials)), key=lambda number: reports[number]["score"])
+    for number, each in enumerate(reports if len(trials) > 1 else ()):
+        line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
+        print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
+    trial, report = trials[best], reports[best]
+    refit_epochs = _refit(tuner, trial, report, folder) if identity["refits"] else None
+    with files.atomic_folder(output) as result:
+        shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
+        predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
+        if "test" in examples:
+            predictions["test"] = tuner.predict(result, "test")
+        scores = {
+            split: task.score(examples[split], split_predictions)
+            for split, split_predictions in predictions.items()
+            if all(window.labels for window in tuner.windows[split])
+        }
+        split = "test" if "test" in scores else "validation"
+        baselines = _baselines(tuner, trial, folder, split, refits=identity["refits"] and split == "test")
+        metrics = {
+            "task": identity["task"],
+            "main_metric": task.main_metric,
+            **scores,
+            **report,
+            "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
+            "refit_epochs": refit_epochs,
+            "baselines": baselines,
+            "warning": _warning(tuner, split, scores[split][task.main_metric], baselines),
+            "seconds": round(time.monotonic() - start, 1),
+            "rows": {name: len(rows) for name, rows in examples.items()},
+        }
+        _write_results(tuner, identity, trial, metrics, predictions, result)
+    _print_results(tuner, trial.epochs, metrics, list(predictions))
 
-    began, task, examples = time.monotonic(), learner.task, learner.examples
-    precision = choose_precision("auto", learner.device)
-    print(f"{learner.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
-    with training.quiet():
-        folder = (work / _TRIALS).resolve()
-        trials = task.settings.trials(len(learner.windows["train"]))
-        reports = [learner.train(trial, folder / str(number), precision) for number, trial in enumerate(trials)]
-        best = max(range(len(trials)), key=lambda number: reports[number]["score"])
-        for number, each in enumerate(reports if len(trials) > 1 else ()):
-            kept = ", kept" if number == best else ""
-            line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
-            print(f"{line} on the validation rows{kept}")
-        validated = folder / str(best)
-        refit_epochs = _refit(learner, trials[best], reports[best], folder, precision) if identity["refits"] else None
-        final = folder / _ALL_ROWS if refit_epochs else validated
-        with atomic_folder(output) as result:
-            shutil.copytree(final / training.MODEL, result, dirs_exist_ok=True)
-            by_split = {"validation": learner.predict(validated / training.MODEL, "validation")}
-            if "test" in examples:
-                by_split["test"] = learner.predict(result, "test")
-            scores = {
-                split: task.score(examples[split], predictions)
-                for split, predictions in by_split.items()
-                if all(window.labels for window in learner.windows[split])
-            }
-            judged = "test" if "test" in scores else "validation"
-            baselines = _baselines(
-                learner, trials[best], folder, judged, refits=identity["refits"] and judged == "test"
-            )
-            metrics = {
-                "task": identity["task"],
-                "main_metric": task.main_metric,
-                **scores,
-                **reports[best],
-                "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
-                "refit_epochs": refit_epochs,
-                "baselines": baselines,
-                "warning": _warning(learner, judged, scores[judged][task.main_metric], baselines),
-                "seconds": round(time.monotonic() - began, 1),
-                "rows": {split: len(rows) for split, rows in examples.items()},
-            }
-            _write_results(learner, identity, trials[best], metrics, by_split, result)
-    for split, found in scores.items():
-        line = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
-        print(f"{split}: {line}{_absent(task, examples['train'], examples[split])}")
-    for split in by_split.keys() - scores:
-        print(f"not all rows of --{split} have a label, so they are predicted but not scored")
-    for name, score in baselines.items():
+
+def _print_results(tuner: "FineTuner", epochs: int | None, metrics: dict[str, Any], splits: list[str]) -> None:
+    classes_of, examples = tuner.task.classes_of, tuner.examples
+    known = {name for example in examples["train"] for name in classes_of(example)}
+    for split in splits:
+        if split in metrics:
+            scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics[split].items())
+            missing = sorted(known - {name for example in examples[split] for name in classes_of(example)})
+            more = f" and {len(missing) - 10:,} more" if len(missing) > 10 else ""
+            note = f"  (without rows of {', '.join(missing[:10])}{more})" if missing else ""
+            print(f"{split}: {scores}{note}")
+        else:
+            print(f"{split}: not scored, because not all rows have a label")
+    for name, score in metrics["baselines"].items():
         print(f"{name}: {100 * score:.1f} %")
-    best_epoch = f"best epoch {metrics['best_epoch']} of {trials[best].epochs}"
-    trained = f"{refit_epochs} epochs over all rows" if refit_epochs else best_epoch
-    print(f"{trained}; model, metrics and predictions: {output}")
-    if metrics["warning"]:
-        print(f"WARNING: {metrics['warning']}")
+    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {epochs}"
+    print(f"trained for {refit_epochs} epochs on all rows" if refit_epochs else best_epoch)
 
 
-def _refit(
-    learner: "Learner", chosen: Settings, report: dict[str, Any], folder: Path, precision: Precision
-) -> int | None:
-    """Train again on all rows and return the number of epochs; None where later epochs of a trial were worse."""
-    if learner.is_overfitted(report):
-        print(f"epoch {report['best_epoch']} is kept: later ones are worse on the validation rows")
+def _refit(tuner: "FineTuner", trial: Settings, report: dict[str, Any], folder: Path) -> int | None:
+    """Train again on all rows and return the number of epochs, or None if the trial has overfitted."""
+    if tuner.is_overfitted(report):
+        print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
         return None
-    print(f"again for {chosen.epochs} epochs, with the validation rows")
-    learner.train(chosen, folder / _ALL_ROWS, precision, on_all_rows=True)
-    return chosen.epochs
+    print(f"training again for {trial.epochs} epochs on all rows, including the validation rows")
+    tuner.train(trial, folder / _ALL_ROWS, on_all_rows=True)
+    return trial.epochs
 
 
-def _baselines(learner: "Learner", chosen: Settings, folder: Path, judged: str, *, refits: bool) -> dict[str, float]:
-    """Return the scores on a split of what needs no pretraining; with `refits`, trained on the validation rows too."""
-    from bert_pretrain.finetune.training import MODEL
-
-    task, examples = learner.task, learner.examples
-    found, train = {}, examples["train"] + (examples["validation"] if refits else [])
-    if not task.settings.no_baseline and (predictions := task.words_alone(train, examples[judged])) is not None:
-        found["words alone"] = predictions
+def _baselines(tuner: "FineTuner", trial: Settings, folder: Path, split: str, *, refits: bool) -> dict[str, float]:
+    """Return the scores of the baselines on a split. With `refits`, they are trained on the validation rows too."""
+    task, examples = tuner.task, tuner.examples
+    predictions, train = {}, examples["train"] + (examples["validation"] if refits else [])
+    if not task.settings.no_baseline and (from_words := task.word_baseline(train, examples[split])) is not None:
+        predictions["words alone"] = from_words
     if task.settings.baselines:
-        precision, untrained = choose_precision("auto", learner.device), folder / "untrained"
-        report = learner.train(chosen, untrained, precision, untrained=True)
-        if refits and not learner.is_overfitted(report):
+        untrained = folder / "untrained"
+        report = tuner.train(trial, untrained, untrained=True)
+        if refits and not tuner.is_overfitted(report):
             untrained = folder / "untrained-all"
-            learner.train(chosen, untrained, precision, untrained=True, on_all_rows=True)
-        found["the same network untrained"] = learner.predict(untrained / MODEL, judged)
-    return {name: task.score(examples[judged], each)[task.main_metric] for name, each in found.items()}
+            tuner.train(trial, untrained, untrained=True, on_all_rows=True)
+        predictions["the same network untrained"] = tuner.predict(untrained / MODEL, split)
+    return {name: task.score(examples[split], each)[task.main_metric] for name, each in predictions.items()}
 
 
-def _warning(learner: "Learner", split: str, score: float, baselines: dict[str, float]) -> str:
-    """Return a warning if the model is no better than a constant or not clearly better than a baseline, else ""."""
-    examples = learner.examples[split]
-    rows, metric = f"the {len(examples):,} {split} rows", learner.task.main_metric
-    constant, floor = learner.task.constant(examples)
-    if score <= floor:
-        what = f"no sign of learning: {metric} {score:.4f} on {rows} is no better than {constant} ({floor:.4f})"
-        return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or rows"
+def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, float]) -> str:
+    """Return a warning if the score does not exceed a constant, or not clearly exceed a baseline; else ""."""
+    examples = tuner.examples[split]
+    rows, metric = f"the {len(examples):,} {split} rows", tuner.task.main_metric
+    constant, constant_score = tuner.task.constant_baseline(examples)
+    if score <= constant_score:
+        what = (
+            f"no sign of learning: {metric} {score:.4f} on {rows} is no better than {constant} ({constant_score:.4f})"
+        )
+        return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or more rows"
     best = max(baselines, key=lambda name: baselines[name], default=None)
     if best is None or is_clearly_better(score, baselines[best], len(examples)):
         return ""
-    what = f"not clearly better than {best}: {metric} {score:.4f} and {baselines[best]:.4f} on {rows}"
-    return f"{what}. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
+    what = f"not clearly better than {best}: {metric} {score:.4f} versus {baselines[best]:.4f} on {rows}"
+    if PRETRAINING in files.read_json(tuner.model / CONFIG):  # the model was pretrained by this package
+        return f"{what}. Pretrain it longer on more text, or label more rows"
+    return f"{what}. Continue pretraining on similar text (train --init-from), or label more rows"
 
 
 def _write_results(
-    learner: "Learner",
-    identity: dict[str, Any],
-    chosen: Settings,
-    metrics: dict[str, Any],
-    by_split: dict[str, list[Any]],
-    result: Path,
-) -> None:
-    """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
-    task, predicted = learner.task, "test" if "test" in by_split else "validation"
-    write_json(result / METRICS, metrics)
+    tuner: "FineTuner", identity: dict[str, Any], trial: Settings, metrics: dict[str, Any],
+    predictions: dict[str, list[Any]], result: Path,
+) -> None:  # fmt: skip
+    """Write the metrics, the predictions of the last split, checksums, the model card, and last the manifest."""
+    task, split = tuner.task, list(predictions)[-1]
+    files.write_json(result / METRICS, metrics)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for example, prediction in zip(learner.examples[predicted], by_split[predicted], strict=True):
+        for example, prediction in zip(tuner.examples[split], predictions[split], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
-    seal_folder(result)
-    pipeline, scores = _PIPELINES[metrics["task"]], {split: metrics[split] for split in by_split if split in metrics}
+    files.seal_folder(result)
+    pipeline, scores = task.pipeline_tag, {name: metrics[name] for name in predictions if name in metrics}
     names = dict.fromkeys(name for each in scores.values() for name in each)
     card = render(
         "finetuned_card.md",
-        task=metrics["task"],
-        kind="regression" if chosen.regression else pipeline.replace("-", " "),
-        model_class=task.model_class,
-        base=name_of_folder(learner.model),
-        rows=metrics["rows"],
-        splits=list(scores),
+        task=metrics["task"], kind="regression" if trial.regression else pipeline.replace("-", " "),
+        model_class=task.model_class, base=name_of_folder(tuner.model), rows=metrics["rows"], splits=list(scores),
         scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
-        settings=asdict(chosen) | {"learning_rate": f"{metrics['learning_rate']:g}", "dropout": metrics["dropout"]},
-        best_epoch=metrics["best_epoch"],
-        refit_epochs=metrics["refit_epochs"],
+        settings=asdict(trial) | {"learning_rate": f"{metrics['learning_rate']:g}", "dropout": metrics["dropout"]},
         baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},
         metric=metrics["main_metric"],
-        warning=metrics["warning"],
-    )
+        **{name: metrics[name] for name in ("best_epoch", "refit_epochs", "warning")},
+    )  # fmt: skip
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
-    body = {"rows": metrics["rows"], "predictions": predicted, "may_be_none": task.may_be_none}
+    files.write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
+    body = {"rows": metrics["rows"], "predictions": split, "may_be_none": task.allows_no_answer}
     manifest.complete(result, KIND, identity, body)

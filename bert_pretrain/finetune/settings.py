@@ -1,4 +1,4 @@
-"""The settings of fine-tuning, checked once; defaults are the paper's (section 4 and appendix A.3)."""
+"""The settings of fine-tuning, with the paper's defaults (section 4 and appendix A.3)."""
 
 import dataclasses
 import math
@@ -7,47 +7,32 @@ from dataclasses import dataclass
 from bert_pretrain.errors import ConfigError
 
 TASKS = ("classify", "tag", "answer")
-FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
-"""Formats of files of labelled rows; the last is a word and its tag per line."""
-MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
-MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
-_FIELDS_OF = {
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # of files with labelled rows
+_TASK_FIELDS = {
     "classify": ("text_field", "pair_field", "label_field", "regression"),
     "tag": ("tokens_field", "tags_field", "tag_names"),
     "answer": ("stride", "max_answer_length"),
 }
 _RANGES = {
-    "epochs": (1, math.inf),
-    "batch_size": (1, math.inf),
-    "warmup_ratio": (0.0, 1.0),
-    "weight_decay": (0.0, math.inf),
-    "max_length": (16, math.inf),
-    "dropout": (0.0, 0.9),
-    "seed": (0, 2**32 - 1),
-    "stride": (0, math.inf),
+    "epochs": (1, math.inf), "batch_size": (1, math.inf), "warmup_ratio": (0.0, 1.0), "weight_decay": (0.0, math.inf),
+    "dropout": (0.0, 0.9), "seed": (0, 2**32 - 1), "max_length": (16, math.inf), "stride": (0, math.inf),
     "max_answer_length": (1, math.inf),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one fine-tuning; None where the task or the model decides."""
+    """The settings of one fine-tuning run. None means that the task or the model decides."""
 
-    learning_rate: tuple[float, ...] = ()
-    """Rates to try; without any, the one by width and scale (`model/scale.py`)."""
-    epochs: int | None = None
-    """None: by the number of rows. The best of them is chosen on validation rows."""
+    learning_rate: tuple[float, ...] = ()  # one trial per rate; empty: computed from the model (`model/scale.py`)
+    epochs: int | None = None  # None: depends on the number of rows
     batch_size: int = 32
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
-    max_length: int | None = None
-    """Tokens per window; 128, for `answer` 384, and at most the model's positions."""
-    dropout: float | None = None
-    """None: as the model says, which is how it was pretrained."""
-    baselines: bool = False
-    """Whether the same network is fine-tuned untrained, too."""
-    no_baseline: bool = False
-    """Whether the baseline of word counts, or of each word's most frequent tag, is left out."""
+    max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model's positions
+    dropout: float | None = None  # None: as in the model's config.json
+    baselines: bool = False  # also fine-tune the same network without pretraining
+    no_baseline: bool = False  # skip the baseline of word counts or of each word's most frequent tag
     seed: int = 42
     text_field: str = "text"
     pair_field: str | None = None
@@ -55,48 +40,46 @@ class Settings:
     regression: bool = False
     tokens_field: str = "tokens"
     tags_field: str = "tags"
-    tag_names: tuple[str, ...] = ()
-    """Names of the tags 0, 1, …, where tags are numbers and the input does not name them."""
-    stride: int | None = None
-    """Tokens shared by neighbouring windows of a long context; 128, but at most a third of a window."""
-    max_answer_length: int | None = None
-    """Tokens; None: the 99th percentile of the training answers."""
+    tag_names: tuple[str, ...] = ()  # of the tags 0, 1, …, if the tags are numbers and the input does not name them
+    stride: int | None = None  # tokens shared by consecutive windows; None: 128, at most a third of a window
+    max_answer_length: int | None = None  # tokens; None: the 99th percentile of the training answers
 
     def check(self, task: str) -> None:
-        """Refuse values of another task."""
+        """Raise ConfigError if the task is unknown or a setting of another task is given."""
         if task not in TASKS:
-            raise ConfigError(f"there is no task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
-        for owner, names in _FIELDS_OF.items():
+            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
+        for field_task, names in _TASK_FIELDS.items():
             for name in names:
-                if owner != task and getattr(self, name) != getattr(Settings, name):
-                    what = f"{flag_of(name)} is for the task '{owner}', this is '{task}'"
-                    raise ConfigError(what, where=flag_of(name), remedy="leave it out")
+                if field_task != task and getattr(self, name) != getattr(Settings, name):
+                    what = f"{flag_of(name)} is an option of '{field_task}', but the task is '{task}'"
+                    raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
     def resolve(self, task: str, positions: int) -> "Settings":
-        """Return these settings, checked, with `max_length` and `stride` for a model with that many positions."""
+        """Check all ranges and fill in `max_length` and `stride` for a model with this many positions."""
         for rate in self.learning_rate:
             if not 0.0 < rate < math.inf:
-                remedy = "give auto, or numbers above 0 joined by commas"
-                raise ConfigError(f"it is {rate}", where="--learning-rate", remedy=remedy)
-        max_length = self.max_length or min(MAX_LENGTH[task], positions)
+                remedy = "use auto, or numbers above 0 separated by commas"
+                raise ConfigError(f"the learning rate is {rate}", where="--learning-rate", remedy=remedy)
+        max_length = self.max_length or min(384 if task == "answer" else 128, positions)
         upper = {"max_length": positions, "stride": max_length // 3}
         for name, (low, high) in _RANGES.items():
             value, high = getattr(self, name), upper.get(name, high)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
-                note = f", the model has {positions} positions" if name == "max_length" else ""
-                bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:.10g}"
-                raise ConfigError(f"it is {value}{note}", where=flag_of(name), remedy=f"give a number, {bounds}")
+                note = f", but the model has {positions} positions" if name == "max_length" else ""
+                bounds = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:.10g}"
+                raise ConfigError(f"the value is {value}{note}", where=flag_of(name), remedy=f"use a number {bounds}")
         stride = min(128, max_length // 3) if self.stride is None else self.stride
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
-        """Return the settings that validation rows choose from, for this number of training windows."""
-        steps = math.ceil(num_windows / self.batch_size)
-        epochs = self.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(ENOUGH_STEPS / steps)))
+        """Return one copy of the settings per learning rate, with the epochs for this number of training windows."""
+        steps_per_epoch = math.ceil(num_windows / self.batch_size)
+        # Small datasets need more epochs: aim for 1,000 steps, within 3 to 10 epochs.
+        epochs = self.epochs or min(10, max(3, math.ceil(1000 / steps_per_epoch)))
         rates: list[tuple[float, ...]] = [(rate,) for rate in self.learning_rate] or [()]
         return [dataclasses.replace(self, learning_rate=rate, epochs=epochs) for rate in rates]
 
 
 def flag_of(name: str) -> str:
-    """Return the flag for a setting."""
+    """Return the command-line option of a setting."""
     return "--" + name.replace("_", "-")

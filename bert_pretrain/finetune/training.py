@@ -1,9 +1,7 @@
-"""Training by `transformers`' Trainer: checkpoints, the best of them, and one progress bar instead of logs.
-
-Loss, optimizer, schedule, mixed precision and resuming are the Trainer's own; here are its arguments.
-"""
+"""Fine-tuning with the `transformers` Trainer: its arguments, resuming, and a progress bar in place of its logs."""
 
 import contextlib
+import functools
 import math
 import pickle
 import shutil
@@ -23,26 +21,22 @@ from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import IGNORED, Task, Window, collator
+from bert_pretrain.finetune.task import IGNORE_INDEX, MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
-from bert_pretrain.train.hardware import Precision
+from bert_pretrain.train.hardware import choose_precision
 
 logging: Any = _logging
-MODEL = "model"
-MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shape, so there should be few
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
-_DAMAGE_MESSAGES = ("PytorchStreamReader", "find a valid checkpoint")
-"""Parts of the messages of torch and the Trainer about incomplete checkpoints."""
 
 
 def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
-    """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
+    """Open the model of a folder with the head of the task. A missing head is initialized from the seed.
 
-    An untrained model has the sizes of the folder, and BERT's initial weights.
+    With `untrained`, the whole model has the sizes of the folder and random initial weights.
     """
     transformers.set_seed(settings.seed)
     changes = task.model_config()
@@ -52,17 +46,17 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     if untrained:
         return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes), dtype=torch.float32)
     try:
-        # A head for another number of classes is initialized again.
+        # A head for a different number of classes is reinitialized.
         network, info = model_class.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
         )
-    except Exception as error:  # transformers reads keys of config.json that we do not, and takes what it finds
-        what, remedy = f"transformers cannot open {folder}: {error}", "name a folder that holds a BERT"
+    except Exception as error:  # `transformers` does not validate config.json, so any exception may follow
+        what, remedy = f"transformers cannot open {folder}: {error}", "give the folder of a BERT model"
         raise DataError(what, where="MODEL", remedy=remedy) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
     if labels and not new and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
-        # The same number of labels, but others, or in another order.
+        # The head has the right size but other labels, or another order of them.
         network.classifier.weight.data.normal_(std=network.config.initializer_range)
         network.classifier.bias.data.zero_()
         new = {"classifier.weight", "classifier.bias"}
@@ -71,42 +65,37 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     return network
 
 
-class Learner:
-    """Trains a model on examples, by split, and applies the finished folder."""
+class FineTuner:
+    """Trains a model on the examples of a task, and predicts with the result."""
 
     def __init__(self, task: Task, model: Path, examples: dict[str, list[Example]], device: torch.device) -> None:
         self.task = task
         self.model = model
         self.examples = examples
         self.device = device
+        self.precision = choose_precision("auto", device)
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
             self.windows[split] = task.encode(rows, split)
-            task.report_cut(rows, split)
-            if split != "train":  # so that batches have little padding
+            task.report_long_examples(rows, split)
+            if split != "train":  # reduces the padding of batches
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
 
     def train(
-        self,
-        settings: Settings,
-        folder: Path,
-        precision: Precision,
-        *,
-        untrained: bool = False,
-        on_all_rows: bool = False,
+        self, settings: Settings, folder: Path, *, untrained: bool = False, on_all_rows: bool = False
     ) -> dict[str, Any]:
-        """Fine-tune with the settings of a trial, keep the model in `folder`, and return the report of `report_of`.
+        """Run one trial, save its model in `folder`, and return its report (see `report_of`).
 
-        With `on_all_rows`, those for validation are trained on too, and the last epoch is kept. A trial that is
-        finished is not repeated, another one continues from its last checkpoint.
+        With `on_all_rows`, the validation rows are trained on too, and the last epoch is kept. A finished trial
+        returns its saved report. An unfinished trial resumes from its last checkpoint.
         """
-        known = dict(read_json(folder / _REPORT)) if (folder / _REPORT).exists() else {}
-        if known.keys() >= {"learning_rate", "dropout", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
-            return known
+        report = dict(read_json(folder / _REPORT)) if (folder / _REPORT).exists() else {}
+        if report.keys() >= {"learning_rate", "dropout", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
+            return report
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
         checkpoints = folder / "checkpoints"
-        trainer = self._make_trainer(network, settings, rate, checkpoints, precision, on_all_rows=on_all_rows)
+        trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
         report = {"learning_rate": rate, "dropout": network.config.hidden_dropout_prob}
         report |= {} if on_all_rows else report_of(trainer.state)
@@ -118,64 +107,49 @@ class Learner:
         return report
 
     def is_overfitted(self, report: dict[str, Any]) -> bool:
-        """Whether the last epoch of a trial is worse on the validation rows than its best, by 1.5 standard errors."""
+        """Return whether the last epoch is worse on the validation rows than the best one by 1.5 standard errors."""
         best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
         return is_clearly_better(best, last, len(self.examples["validation"]), errors=1.5)
 
-    def _make_trainer(
-        self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision, *, on_all_rows: bool
-    ) -> Any:
-        """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
+    def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, *, on_all_rows: bool) -> Any:
+        """Return a Trainer that saves its checkpoints in `folder` and shows a progress bar instead of logs."""
         task = self.task
         windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
         assert settings.epochs is not None
         steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
-            output_dir=str(folder),
-            learning_rate=rate,
-            weight_decay=settings.weight_decay,
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            per_device_eval_batch_size=settings.batch_size,
-            warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
-            seed=settings.seed,
-            eval_strategy="no" if on_all_rows else "epoch",
-            save_strategy="epoch",
-            logging_strategy="epoch",
-            save_total_limit=2,  # the newest and the best
-            load_best_model_at_end=not on_all_rows,
-            metric_for_best_model=f"eval_{task.main_metric}",
-            greater_is_better=True,
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=self.device.type == "cuda",
-            use_cpu=self.device.type == "cpu",
-            bf16=precision.name == "bf16",
-            fp16=precision.name == "fp16",
-            label_names=list(task.label_names),
-            remove_unused_columns=False,
-        )
-        arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
+            output_dir=str(folder), seed=settings.seed, num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size, per_device_eval_batch_size=settings.batch_size,
+            learning_rate=rate, weight_decay=settings.weight_decay,
+            warmup_steps=round(settings.warmup_ratio * steps),  # warmup_ratio differs between versions 4.57 and 5
+            eval_strategy="no" if on_all_rows else "epoch", save_strategy="epoch", logging_strategy="epoch",
+            metric_for_best_model=f"eval_{task.main_metric}", greater_is_better=True,
+            load_best_model_at_end=not on_all_rows, save_total_limit=2,  # the last and the best
+            use_cpu=self.device.type == "cpu", dataloader_pin_memory=self.device.type == "cuda",
+            bf16=self.precision.name == "bf16", fp16=self.precision.name == "fp16",
+            label_names=list(task.label_names), remove_unused_columns=False, report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        arguments._n_gpu = min(1, arguments.n_gpu)  # prevents DataParallel over all visible GPUs
         trainer = MicroBatchTrainer(
             model=network,
             args=arguments,
-            data_collator=collator(task.tokenizer.pad_id),
+            data_collator=functools.partial(collate, pad_id=task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in windows],
             eval_dataset=[window.inputs for window in self.windows["validation"]],
             compute_metrics=lambda evaluated: task.score(
                 self.examples["validation"], self._decode("validation", evaluated.predictions)
             ),
-            callbacks=[_Bar()],
+            callbacks=[_ProgressCallback()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
     def predict(self, folder: Path, split: str) -> list[Any]:
-        """Return the predictions of a folder that `train` wrote, in fp32."""
+        """Return the fp32 predictions for a split with the model in `folder`, written by `train`."""
         try:
             finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
-        except UserError as error:  # its advice is for the model of a user
-            raise _damaged(folder, error.what) from error
+        except UserError as error:  # its hint is about the user's MODEL
+            raise _damaged_checkpoint(folder, error.what) from error
         windows = self.windows[split]
         with progress_bar(desc=split, total=len(windows), unit="window") as bar:
             return self._decode(split, finetuned.logits(windows, bar, len(windows)))
@@ -185,7 +159,7 @@ class Learner:
 
 
 def fit(trainer: Any, folder: Path) -> None:
-    """Train to the end, from the newest complete checkpoint if there is one; the Trainer loads the best weights."""
+    """Train to the end, resuming from the last complete checkpoint in `folder` if there is one."""
     newest = last_checkpoint(folder)
     if newest is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,27 +168,25 @@ def fit(trainer: Any, folder: Path) -> None:
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "the GPU is out of memory",
-            where="--batch-size and --max-length",
-            remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
-        ) from error
+        where, remedy = "--batch-size, --max-length", "reduce one or use --device cpu, and start over with --overwrite"
+        raise ConfigError("the GPU is out of memory", where=where, remedy=remedy) from error
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in _DAMAGE_MESSAGES):
+        damage_messages = ("PytorchStreamReader", "find a valid checkpoint")  # of torch and of the Trainer
+        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in damage_messages):
             raise
-        raise _damaged(folder, str(error).partition("\n")[0]) from error
+        raise _damaged_checkpoint(folder, str(error).partition("\n")[0]) from error
 
 
-def _damaged(folder: Path, what: str) -> DataError:
+def _damaged_checkpoint(folder: Path, what: str) -> DataError:
     return DataError(f"a checkpoint is damaged: {what}", where=str(folder), remedy="start over with --overwrite")
 
 
 def report_of(state: Any) -> dict[str, Any]:
-    """Return the score of the best epoch, its number, and loss and metrics of every epoch."""
-    assert state.best_model_checkpoint is not None  # otherwise these would be the last weights
+    """Return the score and the number of the best epoch, and the loss and metrics of every epoch."""
+    assert state.best_model_checkpoint is not None  # otherwise the Trainer has kept the last weights
     epochs: dict[int, dict[str, float]] = {}
     for line in state.log_history:
-        # Sorted, as they are in the state of a run that was continued.
+        # Sorted, because the state of a resumed run has sorted keys.
         if metrics := {name: value for name, value in sorted(line.items()) if _is_metric(name)}:
             epochs.setdefault(round(line["epoch"]), {}).update(metrics)
     return {
@@ -225,20 +197,21 @@ def report_of(state: Any) -> dict[str, Any]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, from which the Trainer can resume, if there is one.
+    """Return the newest complete checkpoint, or None if the Trainer cannot resume.
 
-    The Trainer writes the state last. It names the best checkpoint by its path, which is wrong after a move.
+    A checkpoint is complete if its state is readable, because the Trainer writes the state last. The state contains
+    the path of the best checkpoint, so a moved folder cannot be resumed.
     """
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.partition("-")[2])):
-        with contextlib.suppress(DataError):  # no state, or only the beginning of one
+        with contextlib.suppress(DataError):  # the state is missing or truncated
             best = read_json(path / "trainer_state.json").get("best_model_checkpoint")
             return path if best is None or (Path(best).parent == folder and Path(best).is_dir()) else None
     return None
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Turn off the log and the bars of `transformers`; we report what matters."""
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the log and the progress bars of `transformers`."""
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -255,37 +228,38 @@ def _is_metric(name: str) -> bool:
 
 
 class MicroBatchTrainer(Trainer):
-    """A Trainer that, on a CPU, computes a batch in micro-batches of similar length, to save most of the padding.
+    """A Trainer that saves padding on CPU: it splits each batch into micro-batches of sequences of similar length.
 
-    Up to rounding and the masks of dropout, loss and gradients are those of the complete batch. The windows of `answer`
-    are nearly all of the full length.
+    Loss and gradients equal those of the batch, up to rounding and dropout masks. `answer` is excluded, since most of
+    its windows have the maximum length.
     """
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the mean loss over the rows of a batch, of `tag` over the tokens with a label."""
+        """Return the mean loss over the rows of a batch, or over the labelled tokens for `tag`."""
         labels = inputs.get("labels", torch.empty(0))
-        weights = (labels != IGNORED).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
+        weights = (labels != IGNORE_INDEX).sum(1) if labels.dim() > 1 else torch.ones(len(labels))  # (rows,)
         if return_outputs or labels.device.type != "cpu" or not weights.any():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        # Looked up once: each lookup has a gradient of the size of the vocabulary.
+        # Embed the batch in one lookup, because the gradient of each lookup has the size of the vocabulary.
         inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
         del inputs["input_ids"]
-        by_token = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
+        padded = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
         loss = torch.zeros(())
-        lengths = (-(-inputs["attention_mask"].sum(1) // MULTIPLE) * MULTIPLE).numpy()
+        # Multiples of 8: oneDNN caches code for each shape, so there should be few.
+        lengths = (-(-inputs["attention_mask"].sum(1) // 8) * 8).numpy()
         for rows in batches_by_length(lengths, MICRO_BATCH_TOKENS):
             if weights[rows].any():
                 longest = lengths[rows[0]]
-                part = {name: each[rows, :longest] if name in by_token else each[rows] for name, each in inputs.items()}
+                part = {name: each[rows, :longest] if name in padded else each[rows] for name, each in inputs.items()}
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
         return loss / weights.sum()
 
 
-class _Bar(TrainerCallback):
-    """A progress bar of the steps, and a line for every epoch."""
+class _ProgressCallback(TrainerCallback):
+    """Shows a progress bar of the steps and prints a line per epoch."""
 
     bar: Any = None
     loss = math.nan

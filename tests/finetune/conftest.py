@@ -1,4 +1,4 @@
-"""A BERT of two layers with a vocabulary of toys, and rows that it can learn in seconds."""
+"""A small BERT with a toy vocabulary, and rows that it learns in seconds."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from bert_pretrain.finetune.rows import LabelledInput
-from bert_pretrain.finetune.run import HEADS
+from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ Read = Callable[..., tuple[list[Any], str]]
 
 @pytest.fixture(scope="session")
 def toy_model(make_bert: Callable[..., Path]) -> Path:
-    """A model folder with random weights: wide ones learn toys in fewer steps; dropout would cost some."""
+    """Write a model folder with random weights. Large weights without dropout learn in fewer steps."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": POSITIONS}
@@ -31,7 +31,7 @@ def toy_model(make_bert: Callable[..., Path]) -> Path:
 
 
 def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
-    """Return model and tokenizer as `transformers` opens them, which finds every weight of the model and no other."""
+    """Open model and tokenizer with `transformers`, and check that no weight is missing or unexpected."""
     model, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -45,24 +45,24 @@ def tokenizer(toy_model: Path) -> Tokenizer:
 
 @pytest.fixture
 def read(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Read:
-    """Write a file, and return its examples with what is printed of it: `read("tag", "eng.train", text)`."""
+    """Return a function that writes a file and returns its examples and notes: `read("tag", "eng.train", text)`."""
 
     def read_one(
-        task: str, name: str, content: str | list[Any], flag: str = "--train", settings: Any = None, **how: Any
+        task: str, name: str, content: str | list[Any], flag: str = "--train", settings: Any = None, **reading: Any
     ) -> tuple[list[Any], str]:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         rows = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
         path.write_text(rows, encoding="utf-8", newline="")
-        source = LabelledInput(str(path), flag, **how)
-        examples = HEADS[task](Settings(**settings or {}), tokenizer).read(source)
+        source = LabelledInput(str(path), flag, **reading)
+        examples = TASK_CLASSES[task](Settings(**settings or {}), tokenizer).read(source)
         return examples, capsys.readouterr().out.replace(f"{flag} {path}: ", "")
 
     return read_one
 
 
 def reviews(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make rows whose last word tells the label."""
+    """Return rows whose label depends on the last word."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -73,7 +73,7 @@ def reviews(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def tagged_sentences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make tagged sentences, some longer than the positions."""
+    """Return tagged sentences, some longer than the positions."""
     draw = random.Random(seed)
     tags = {"anna": "B-PER", "berlin": "B-LOC", "paris": "B-LOC"}
     words = [draw.choices([*FILLERS, *tags], k=draw.randint(2, 50)) for _ in range(count)]
@@ -81,7 +81,7 @@ def tagged_sentences(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make questions, some without an answer, some on contexts longer than the positions."""
+    """Return questions, some without an answer, some with a context longer than the positions."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -97,6 +97,6 @@ def questions(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path | str, rows: list[dict[str, Any]]) -> str:
-    """Write rows as JSONL and return the path, as a command has it."""
+    """Write rows as JSONL and return the path."""
     Path(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return str(path)

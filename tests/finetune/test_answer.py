@@ -1,12 +1,12 @@
-"""Scores of answers are those of SQuAD, and compare Chinese by character."""
+"""SQuAD metrics, by character for Chinese."""
 
 import pytest
 
-from bert_pretrain.finetune.answer import squad_scores, word_f1, words_of
+from bert_pretrain.finetune.answer import normalized_words, squad_scores, word_f1
 
 
-def test_scores_are_those_that_squad_defines() -> None:
-    assert words_of("The  Cat's (big) hat, a an") == ["cats", "big", "hat"]
+def test_scores_match_the_squad_definition() -> None:
+    assert normalized_words("The  Cat's (big) hat, a an") == ["cats", "big", "hat"]
     assert word_f1("the big cat", "a cat") == pytest.approx(2 / 3)
     assert word_f1("to be or not to be", "to be") == pytest.approx(0.5)
     scores = squad_scores([["in Berlin", "Berlin"], ["1900"], []], ["Berlin.", "in 1900", ""])
@@ -18,6 +18,6 @@ def test_scores_are_those_that_squad_defines() -> None:
 
 
 def test_chinese_answers_are_compared_by_character() -> None:
-    assert words_of("《北京》大学。") == ["北", "京", "大", "学"]
+    assert normalized_words("《北京》大学。") == ["北", "京", "大", "学"]
     assert word_f1("北京大学", "北京") == pytest.approx(2 / 3)
-    assert words_of("“quoted”") == ["“quoted”"]  # without ideographs exactly SQuAD, which knows ASCII's marks only
+    assert normalized_words("“quoted”") == ["“quoted”"]  # SQuAD removes only ASCII punctuation

@@ -1,4 +1,4 @@
-"""Files as benchmarks distribute them are read; what is repaired or left out is counted by reason, or refused."""
+"""Original benchmark files are read. Repaired and skipped rows are counted by reason."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from bert_pretrain.cli import app
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tag import as_bio
+from bert_pretrain.finetune.tag import to_bio
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.pages import ROOT
 
@@ -40,7 +40,7 @@ SCHEMES = {"IOBES": "BIES", "BMES": "BMES", "BILOU": "BILU", "BMEWO": "BMEW"}
 
 
 @given(ENTITIES, st.sampled_from(sorted(SCHEMES)))
-def test_every_scheme_tells_the_same_entities(entities: list[tuple[str, int] | None], scheme: str) -> None:
+def test_every_scheme_is_converted_to_bio(entities: list[tuple[str, int] | None], scheme: str) -> None:
     first, inner, last, single = SCHEMES[scheme]
     ours, theirs = [], []
     for entity in entities:
@@ -52,24 +52,24 @@ def test_every_scheme_tells_the_same_entities(entities: list[tuple[str, int] | N
         ours += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
         prefixes = [single] if length == 1 else [first, *[inner] * (length - 2), last]
         theirs += [f"{prefix}-{kind}" for prefix in prefixes]
-    assert as_bio(theirs) == ours
+    assert to_bio(theirs) == ours
     # IOB1 writes B- only between two entities of one kind.
     iob1 = [
         f"I-{tag[2:]}" if tag[0] == "B" and (before == "O" or before[2:] != tag[2:]) else tag
         for before, tag in zip(["O", *ours], ours, strict=False)
     ]
-    assert as_bio(iob1) == ours
-    assert as_bio(ours) == ours
-    assert as_bio(["NOUN", "I-PER"]) == ["NOUN", "B-PER"]  # what is no tag of an entity stays
+    assert to_bio(iob1) == ours
+    assert to_bio(ours) == ours
+    assert to_bio(["NOUN", "I-PER"]) == ["NOUN", "B-PER"]  # a plain tag is unchanged
 
 
-def test_a_blank_word_keeps_its_place_and_a_sentence_with_an_untagged_word_is_left_out(read) -> None:
+def test_a_blank_word_is_kept_and_a_sentence_with_an_untagged_word_is_skipped(read) -> None:
     examples, notes = read("tag", "a.conll", "人 O\n\u3000 O\n\n民 O\nlonely\n\n日 O\n")
     assert [(example.row, example.inputs["tokens"]) for example in examples] == [(0, ["人", "\u3000"]), (2, ["日"])]
-    assert notes == "left out, since a word has no tag: 1 (first: line 5)\n"
+    assert notes == "skipped because a word has no tag: 1 (first: line 5)\n"
 
 
-def test_tables_without_a_header_get_the_names_of_their_columns(read) -> None:
+def test_tables_without_a_header_need_column_names(read) -> None:
     examples, notes = read("classify", "in_domain_train.tsv", COLA, columns=("source", "label", "star", "text"))
     assert [each.inputs["text"] for each in examples[:2]] == ["the day was fine .", "day the fine was ."]
     assert [each.label for each in examples] == ["1", "0", "1"]
@@ -77,21 +77,21 @@ def test_tables_without_a_header_get_the_names_of_their_columns(read) -> None:
     for name, text, columns, what in (
         ("in_domain_train.tsv", COLA, (), "no column 'text'"),
         ("a.csv", "text,label\na,b\n", ("text", "label"), "first line is a header"),
-        ("a.jsonl", "{}", ("text", "label"), "only CSV and TSV"),
+        ("a.jsonl", "{}", ("text", "label"), "only for CSV and TSV"),
     ):
         with pytest.raises(InputError, match=what) as caught:
             read("classify", name, text, columns=columns)
         assert "--columns" in caught.value.remedy or columns
 
 
-def test_rows_that_cannot_be_used_are_left_out_and_counted(read) -> None:
+def test_unusable_rows_are_skipped_and_counted(read) -> None:
     lines = ["good\ta", "bad\tb", "\ta", " \tb", "fine\t", "poor", "book\tb\tmore", "", "film\ta"]
     text = "\n".join(["text\tlabel", *lines, *["day\ta"] * 10])
     examples, notes = read("classify", "a.tsv", text)
     assert [example.row for example in examples[:3]] == [0, 1, 7]
-    reasons = [f"the row has {n} fields, the header 2: 1 (first: line {line})" for n, line in ((1, 7), (3, 8))]
-    reasons += ["'text' is empty: 2 (first: line 4)", "'label' holds no label: 1 (first: line 6)"]
-    assert notes == "; ".join(f"left out, since {reason}" for reason in reasons) + "\n"
+    reasons = [f"the row has {n} fields but the header has 2: 1 (first: line {line})" for n, line in ((1, 7), (3, 8))]
+    reasons += ["'text' is empty: 2 (first: line 4)", "'label' has no label: 1 (first: line 6)"]
+    assert notes == "; ".join(f"skipped because {reason}" for reason in reasons) + "\n"
     # Rows without a label may be predicted.
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
 
@@ -99,48 +99,45 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read) -> None:
 @pytest.mark.parametrize(
     ("rows", "what", "line"),
     [
-        ("day,a\n" * 9 + "good, but long,b\n", "3 fields, the header 2", "line 11"),
+        ("day,a\n" * 9 + "good, but long,b\n", "the row has 3 fields", "line 11"),
         (",a\n,b\nfine,a\n", "'text' is empty; 2 of 3 rows cannot be used", "line 2"),
     ],
 )
-def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(read, rows, what, line) -> None:
+def test_an_unquoted_comma_and_mostly_unusable_rows_are_errors(read, rows, what, line) -> None:
     with pytest.raises(InputError, match=what) as caught:
         read("classify", "a.csv", f"text,label\n{rows}")
     assert caught.value.where.endswith(line)
 
 
-FORMS = {
+QUORA = "id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n"
+GLUE_STS_B = (
+    "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tThe film is "good\t"A" book.\t5.000\n'
+)
+CMRC = json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}])
+FILES = {  # name: content, number of examples
     "eng.train": (CONLL_2003, 2),
     "example.train": ("人 B-PER\n民 E-PER\n日 I-ORG\n\n报 O\n", 2),
     "in_domain_train.tsv": (COLA, 3),
     "lcqmc.txt": (LCQMC, 2),
-    "train.tsv": ("id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n", 2),
+    "train.tsv": (QUORA, 2),
     "sts-train.csv": (STS_B, 2),
-    "STS-B/train.tsv": (
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
-        '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tThe film is "good\t"A" book.\t5.000\n',
-        1,
-    ),
-    "cmrc2018_train.json": (
-        json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}]),
-        1,
-    ),
+    "STS-B/train.tsv": (GLUE_STS_B, 1),
+    "cmrc2018_train.json": (CMRC, 1),
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_the_commands_of_the_documentation_read_their_files(read, name: str) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_commands_in_the_documentation_read_their_files(read, name: str) -> None:
     commands = re.findall(r"^\| .* \| `(finetune .*)` \|$", (ROOT / "docs" / "finetuning.md").read_text(), re.MULTILINE)
-    assert len(commands) == len(FORMS)
+    assert len(commands) == len(FILES)
     (command,) = (each.split() for each in commands if f"--train {name} " in each)
-    given = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
-    fields = {field: given[field] for field in ("text_field", "pair_field", "label_field", "regression")}
-    how = {
-        "format": given["file_format"],
-        "columns": tuple((given["columns"] or "").split(",")) * bool(given["columns"]),
-    }
-    content, number = FORMS[name]
-    assert len(read(given["task"], name, content, settings=fields, **how)[0]) == number
+    options = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
+    settings = {name: options[name] for name in ("text_field", "pair_field", "label_field", "regression")}
+    columns = options["columns"].split(",") if options["columns"] else ()
+    reading = {"format": options["file_format"], "columns": columns}
+    content, num_examples = FILES[name]
+    assert len(read(options["task"], name, content, settings=settings, **reading)[0]) == num_examples
 
 
 CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"
@@ -151,7 +148,7 @@ def squad(answers: list[Any], context: str = CONTEXT, **more: Any) -> str:
     return json.dumps({"version": "own", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
 
 
-def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read) -> None:
+def test_wrong_answer_positions_are_corrected_and_missing_answers_skipped(read) -> None:
     text = squad(
         [
             [{"text": "首都", "answer_start": CONTEXT.index("首都")}],
@@ -164,19 +161,19 @@ def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read
         ]
     )
     train, notes = read("answer", "cmrc2018_train.json", text)
-    found = [[CONTEXT[start : start + len(answer)] for answer, start in each.label if start >= 0] for each in train]
-    assert found == [["首都"], ["首都"], ["北京"], ["大学"], ["首都"], []]
+    texts = [[CONTEXT[start : start + len(answer)] for answer, start in each.label if start >= 0] for each in train]
+    assert texts == [["首都"], ["首都"], ["北京"], ["大学"], ["首都"], []]
     assert train[2].label[0][1] == CONTEXT.rindex("北京")
     assert [each.row for each in train] == [0, 1, 2, 3, 5, 6]
-    counts = ("questions whose answer was moved to where the context contains it: 2 ", "not in its context: 1 ")
+    counts = ("questions with a wrong answer_start, which was corrected: 2 ", "not in the context: 1 ")
     assert all(count in notes for count in counts)
-    # What is only scored needs no place: the metric is that of the whole file.
+    # Validation keeps all questions, because the metric needs only the text.
     validation, _ = read("answer", "cmrc2018_dev.json", text, flag="--validation")
     assert len(validation) == 7
     assert validation[4].label == [("上海", -1)]
 
 
-def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read, tokenizer: Tokenizer) -> None:
+def test_a_validation_label_is_the_first_answer_in_the_context(read, tokenizer: Tokenizer) -> None:
     text = squad([[{"text": "who", "answer_start": -1}, {"text": "anna", "answer_start": 4}], []], "the anna")
     examples, _ = read("answer", "a.json", text, flag="--validation")
     task = Answer(Settings().resolve("answer", 32), tokenizer)
@@ -186,7 +183,7 @@ def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read, to
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
 
 
-def test_flat_rows_with_other_forms_of_answers_are_read(read) -> None:
+def test_flat_rows_with_all_forms_of_answers_are_read(read) -> None:
     at = {"text": "anna", "answer_start": 4.0}
     forms: list[Any] = [{"text": ["anna"]}, ["anna"], "anna", at, [at]]
     rows = [{"question": "who ?", "context": "the anna", "answers": answers} for answers in forms]
@@ -194,7 +191,7 @@ def test_flat_rows_with_other_forms_of_answers_are_read(read) -> None:
         assert [question.label for question in read("answer", name, text)[0]] == [[("anna", 4)]] * len(forms)
 
 
-def test_the_longest_answer_is_that_of_99_of_100_in_training(read, tokenizer: Tokenizer) -> None:
+def test_the_maximum_answer_length_follows_the_training_answers(read, tokenizer: Tokenizer) -> None:
     """CMRC's answers are longer than the 30 tokens of SQuAD's code."""
     context = "天气" * 50
     text = squad([[{"text": context[:60], "answer_start": 0}]] * 3, context)
@@ -204,13 +201,13 @@ def test_the_longest_answer_is_that_of_99_of_100_in_training(read, tokenizer: To
     assert task.settings.max_answer_length == 60
 
 
-def test_rows_without_agreement_are_left_out(read) -> None:
-    """OCNLI's label `-`; where it is the other of two classes it stays."""
+def test_rows_without_agreement_are_skipped(read) -> None:
+    """As in OCNLI. With the classes `+` and `-`, the rows are kept."""
     labels = ["entailment", "neutral", "-", "contradiction", "-"]
     text = "".join(json.dumps({"text": "天气", "label": label}) + "\n" for label in labels)
     examples, notes = read("classify", "train.jsonl", text)
     assert [example.label for example in examples] == ["entailment", "neutral", "contradiction"]
-    assert "'-', no agreement: 2 (first: line 3)" in notes
+    assert "'-' (annotators disagree): 2 (first: line 3)" in notes
     signs = text.replace("neutral", "+")
     assert [example.label for example in read("classify", "train.jsonl", signs)[0]].count("-") == 2
 
@@ -228,7 +225,7 @@ C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲",
         ("answer", "m-train.json", C3, ["text", "pair", "label"]),
     ],
 )
-def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(read, task, name, text, columns) -> None:
+def test_unsupported_formats_are_errors_with_the_columns_to_write(read, task, name, text, columns) -> None:
     with pytest.raises(InputError, match="not supported") as caught:
         read(task, name, text)
     assert all(column in caught.value.remedy for column in columns)

@@ -1,4 +1,4 @@
-"""`classify`: what a text and a pair become, and in which order classes are."""
+"""`classify`: encoding of texts and pairs, and the order of classes."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("pair_field", [None, "pair"])
-def test_texts_and_pairs_are_what_the_library_makes_of_them(read, tokenizer, pair_field) -> None:
+def test_texts_and_pairs_are_encoded_as_by_tokenizers(read, tokenizer, pair_field) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     backend.enable_truncation(16, strategy="longest_first")
@@ -28,10 +28,10 @@ def test_texts_and_pairs_are_what_the_library_makes_of_them(read, tokenizer, pai
     assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
     assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
     assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
-    assert [example.is_cut for example in examples] == [False, False, True, False]
+    assert [example.exceeds_window for example in examples] == [False, False, True, False]
 
 
-def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_classes_are_in_the_order_of_the_dataset_or_sorted_by_number(tokenizer: Tokenizer, tmp_path: Path) -> None:
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "c", "a"])}
     )

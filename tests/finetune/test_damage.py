@@ -1,4 +1,4 @@
-"""Checkpoints of a fine-tuning are whole before it continues from them."""
+"""Fine-tuning resumes only from complete checkpoints."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.finetune.conftest import reviews, write_rows
 
 
 def make_checkpoint(folder: Path, step: int, best: int) -> Path:
-    """Write a checkpoint as the Trainer does, which notes the path of the best one so far."""
+    """Write the state of a checkpoint as the Trainer does, with the path of the best checkpoint."""
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     state = {"global_step": step, "best_model_checkpoint": str(folder / f"checkpoint-{best}")}
@@ -23,17 +23,17 @@ def make_checkpoint(folder: Path, step: int, best: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("left", [None, 0, 20])
-def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path, left: int | None) -> None:
+@pytest.mark.parametrize("size", [None, 0, 20])
+def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path, size: int | None) -> None:
     assert last_checkpoint(tmp_path) is None
     before, newest = make_checkpoint(tmp_path, 90, 90), make_checkpoint(tmp_path, 180, 90)
     assert last_checkpoint(tmp_path) == newest
     state = newest / "trainer_state.json"
-    state.unlink() if left is None else os.truncate(state, left)
+    state.unlink() if size is None else os.truncate(state, size)
     assert last_checkpoint(tmp_path) == before
 
 
-def test_checkpoints_that_were_moved_or_lack_the_best_one_are_not_used(tmp_path: Path) -> None:
+def test_moved_checkpoints_and_those_without_the_best_one_are_ignored(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "here", 9, 9)
     (tmp_path / "here").rename(tmp_path / "there")
     assert last_checkpoint(tmp_path / "there") is None
@@ -41,7 +41,7 @@ def test_checkpoints_that_were_moved_or_lack_the_best_one_are_not_used(tmp_path:
     assert last_checkpoint(tmp_path / "lost") is None
 
 
-def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(toy_model, tmp_path, monkeypatch) -> None:
+def test_a_damaged_checkpoint_is_an_error_and_overwrite_starts_over(toy_model, tmp_path, monkeypatch) -> None:
     def killed(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 
@@ -53,11 +53,11 @@ def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(toy_model
     monkeypatch.undo()
     (checkpoint,) = (tmp_path / "out.partial").rglob("checkpoint-*")
     for name in ("optimizer.pt", "model.safetensors"):
-        whole = (checkpoint / name).read_bytes()
-        (checkpoint / name).write_bytes(whole[:-8])
+        content = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(content[:-8])
         with pytest.raises(DataError, match="a checkpoint is damaged"):
             finetune("classify", toy_model, **call, settings=settings)
-        (checkpoint / name).write_bytes(whole if name == "optimizer.pt" else b"")
+        (checkpoint / name).write_bytes(content if name == "optimizer.pt" else b"")
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(DataError, match="a checkpoint is damaged"):
         finetune("classify", toy_model, **call, settings=settings)

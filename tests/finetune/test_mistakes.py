@@ -1,4 +1,4 @@
-"""What cannot be fine-tuned is one message of three parts, names the place, and leaves nothing behind."""
+"""Invalid input raises an error with what, where and a hint, and leaves no files."""
 
 import json
 from pathlib import Path
@@ -17,40 +17,35 @@ def asked(**changes: object) -> str:
     return json.dumps({**ASKED, **changes}) + "\n"
 
 
-# What stands in the file, the task and its flags, what the message says, where it points.
+# name: (content of x.jsonl, task and options, part of the message, part of its place)
 MISTAKES = {
-    "missing label": (
-        '{"text": "good", "label": "a"}\n' + '{"text": "a", "label": null}\n' * 2,
-        "classify",
-        "no label; 2 of 3",
-        "x.jsonl: line 2",
-    ),
+    "missing label": ('{"text": "a", "label": null}\n' * 3, "classify", "no label; 3 of 3 rows", "x.jsonl: line 1"),
     "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "every row has the label 'a'", "x.jsonl: line 1"),
-    "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor a whole number", "x.jsonl: line 1"),
+    "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor an integer", "x.jsonl: line 1"),
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
-    "empty file": ("\n", "classify", "no row", "x.jsonl"),
+    "empty file": ("\n", "classify", "no rows", "x.jsonl"),
     "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
-    "nothing to find": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
+    "no entities": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
     "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),
     "no words": ('{"tokens": [], "tags": []}\n', "tag", "no words", "x.jsonl: line 1"),
-    "other spelling": (asked(answers=["Anna"]), "answer", "answer is not in its context", "x.jsonl: line 1"),
+    "other spelling": (asked(answers=["Anna"]), "answer", "answer is not in the context", "x.jsonl: line 1"),
     "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),
     "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
-    "answers of another layout": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
-    "more than the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
-    "one card of several": (GOOD, "classify --device cuda:3", "'cuda:3'", "--device"),
+    "wrong format of answers": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
+    "too long for the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
+    "one GPU of several": (GOOD, "classify --device cuda:3", "'cuda:3'", "--device"),
 }
 
 
 @pytest.mark.parametrize(("text", "words", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_bad_rows_and_flags_are_told(toy_model, tmp_path, text, words, what, where) -> None:
+def test_invalid_rows_and_options_are_errors(toy_model, tmp_path, text, words, what, where) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    assert_told(toy_model, tmp_path, words, what, where)
+    assert_error(toy_model, tmp_path, words, what, where)
 
 
-def assert_told(model: Path, place: Path, words: str, what: str, where: str) -> None:
+def assert_error(model: Path, place: Path, words: str, what: str, where: str) -> None:
     task, *flags = words.split()
     arguments = ["finetune", task, model, "--train", place / "x.jsonl", "--output", place / "o", *flags]
     message = call(*arguments, code=2).stderr.partition("error: ")[2]
@@ -62,17 +57,17 @@ def assert_told(model: Path, place: Path, words: str, what: str, where: str) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_told_before_anything_is_read(toy_model: Path, tmp_path: Path) -> None:
+def test_a_missing_device_is_an_error_before_reading(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{broken")
-    assert_told(toy_model, tmp_path, "classify --device cuda", "this machine has 0 CUDA devices", "--device")
+    assert_error(toy_model, tmp_path, "classify --device cuda", "this machine has 0 CUDA devices", "--device")
 
 
-def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:
+def test_labels_without_training_rows_are_errors(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(GOOD)
     (tmp_path / "v.jsonl").write_text(GOOD + '{"text": "fine", "label": "c"}\n')
     call = f"classify --validation {tmp_path}/v.jsonl"
-    assert_told(toy_model, tmp_path, call, "'c' does not occur", "v.jsonl: line 3")
+    assert_error(toy_model, tmp_path, call, "'c' does not occur", "v.jsonl: line 3")
     (tmp_path / "x.jsonl").write_text(TAGGED * 2)
     (tmp_path / "v.jsonl").write_text('{"tokens": ["paris"], "tags": ["B-LOC"]}\n')
     call = f"tag --validation {tmp_path}/v.jsonl"
-    assert_told(toy_model, tmp_path, call, "'B-LOC' is of a kind", "v.jsonl: line 1")
+    assert_error(toy_model, tmp_path, call, "'B-LOC' does not occur", "v.jsonl: line 1")

@@ -1,4 +1,4 @@
-"""`classify` with lists as labels: the folder is one of `transformers`, and F1 is that of scikit-learn."""
+"""`classify` with lists of labels: `transformers` opens the result, and F1 matches scikit-learn."""
 
 import json
 import random
@@ -42,13 +42,13 @@ def test_lists_of_labels_are_learned_and_opened_by_transformers(toy_model: Path,
     assert report["test"]["micro_f1"] > 0.9
     config = TrainConfig(device="cpu", precision="fp32")
     predict(tmp_path / "out", str(tmp_path / "b.jsonl"), tmp_path / "p.jsonl", config=config)
-    found = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     classify = transformers.pipeline("text-classification", model=str(tmp_path / "out"), top_k=None, device="cpu")
     assert classify.model.config.problem_type == "multi_label_classification"
-    for line, theirs in zip(found, classify([row["text"] for row in test]), strict=True):
+    for line, theirs in zip(lines, classify([row["text"] for row in test]), strict=True):
         assert line["scores"] == pytest.approx({each["label"]: each["score"] for each in theirs}, abs=1e-4)
         assert line["predicted_label"] == [name for name, score in line["scores"].items() if score > 0.5]
-    lists = [row["label"] for row in test], [line["predicted_label"] for line in found]
+    lists = [row["label"] for row in test], [line["predicted_label"] for line in lines]
     truth, predicted = ([[name in each for name in sorted(CUES)] for each in rows] for rows in lists)
     for average in ("micro", "macro"):
         expected = sklearn_metrics.f1_score(truth, predicted, average=average)
@@ -61,9 +61,9 @@ def test_lists_and_single_labels_do_not_mix(toy_model: Path, tmp_path: Path) -> 
         finetune("classify", toy_model, train=path, output=tmp_path / "out", device="cpu")
 
 
-def test_each_class_of_two_rows_is_in_both_parts() -> None:
+def test_hold_out_keeps_each_class_in_both_parts_where_possible() -> None:
     for classes, expected in (
-        ([{"a"}, {"a"}, {"b"}, {"b"}, {"c"}], {0, 2}),  # "c" has one row
+        ([{"a"}, {"a"}, {"b"}, {"b"}, {"c"}], {0, 2}),  # class c has only one row
         ([{"a"}, {"a"}, {"a"}, {"a"}, {"a"}], {0}),
         ([set(), {"a", "b"}, {"a"}, {"b"}, {"a"}], {1}),
         ([{"a"}, {"a", "b"}, {"c"}, {"c"}, {"b"}], {0, 2, 4}),
@@ -72,7 +72,7 @@ def test_each_class_of_two_rows_is_in_both_parts() -> None:
     assert hold_out(range(4), dict(enumerate([{"a"}, {"a"}, {"b"}, {"b"}])), 2) == {1, 2}
 
 
-def test_the_score_line_says_which_class_a_split_lacks(toy_model: Path, tmp_path: Path, capsys) -> None:
+def test_the_score_line_names_the_classes_missing_in_a_split(toy_model: Path, tmp_path: Path, capsys) -> None:
     rows = [{"text": "good film", "label": "good"}, {"text": "bad film", "label": "bad"}] * 10
     finetune(
         "classify", toy_model, train=write_rows(tmp_path / "a.jsonl", rows), device="cpu",

@@ -1,4 +1,4 @@
-"""`predict` gives what `transformers` gives from the same folder, with all columns of the input, in its order."""
+"""`predict` matches `transformers`, and keeps all columns and the order of the input."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ WORDS = ["the film was good", "bad book", "anna is in berlin .", "very " * 40 + 
 
 @pytest.fixture(scope="module")
 def folder_of(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Write a folder by `transformers`, with a random head: `folder_of("TokenClassification", num_labels=3)`."""
+    """Write a folder with a random head by `transformers`: `folder_of("TokenClassification", num_labels=3)`."""
 
     def make(kind: str, **settings: Any) -> Path:
         transformers.set_seed(3)
@@ -33,7 +33,7 @@ def folder_of(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         network = getattr(transformers, f"BertFor{kind}").from_pretrained(toy_model, **settings)
         for parameter in network.parameters():
             if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=0.5)  # so wide that texts differ
+                torch.nn.init.normal_(parameter, std=0.5)  # large enough for different outputs
         network.save_pretrained(folder)
         Tokenizer.load(toy_model).save(folder, 32)
         return folder
@@ -42,22 +42,22 @@ def folder_of(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 def run(model: Path, source: Path | str, output: Path, **options: Any) -> list[dict[str, Any]]:
-    """Predict the rows of a file and return those written."""
+    """Predict the rows of a file and return the written rows."""
     predict(model, str(source), output, config=CPU, **options)
     with output.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file)) if output.suffix == ".csv" else [json.loads(line) for line in file]
 
 
 @pytest.mark.parametrize(("num_labels", "is_pair"), [(3, False), (3, True), (1, False)])
-def test_classes_and_numbers_are_those_of_transformers(folder_of, tmp_path, num_labels, is_pair) -> None:
+def test_classes_and_numbers_match_transformers(folder_of, tmp_path, num_labels, is_pair) -> None:
     folder = folder_of("SequenceClassification", num_labels=num_labels)
     rows = [{"number": number, "text": text, "other": text[::-1]} for number, text in enumerate(WORDS)]
     rows += [{"number": 9, "text": "good day", "other": None}, {"number": 10, "text": "bad day", "other": " "}]
     source = write_rows(tmp_path / "a.jsonl", rows)
     changes = {"pair_field": "other" if is_pair else None}
-    found = run(folder, source, tmp_path / "o.jsonl", changes=changes, batch_tokens=40)
+    written = run(folder, source, tmp_path / "o.jsonl", changes=changes, batch_tokens=40)
     model, tokenizer = peer_of(folder, "SequenceClassification")
-    for row, line in zip(rows, found, strict=True):
+    for row, line in zip(rows, written, strict=True):
         second = (row["other"] or "").strip() or None if is_pair else None
         encoded = tokenizer(row["text"], second, truncation=True, max_length=32)
         with torch.no_grad():
@@ -67,7 +67,7 @@ def test_classes_and_numbers_are_those_of_transformers(folder_of, tmp_path, num_
             continue
         score = pytest.approx(logits.softmax(dim=-1).max().item(), abs=2e-6)
         assert line == row | {"label": f"LABEL_{logits.argmax()}", "score": score}
-    assert len({line["label" if num_labels == 1 else "score"] for line in found}) == len(rows)
+    assert len({line["label" if num_labels == 1 else "score"] for line in written}) == len(rows)
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +80,13 @@ def tagger(folder_of) -> Path:
     return folder_of("TokenClassification", id2label=TAGS, label2id={name: n for n, name in TAGS.items()})
 
 
-def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Path) -> None:
+def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path) -> None:
     split = [["the", "film", "was", "good"], ["anna", "'", "s", "book", "."], ["天", "气", "is", "Fine"]]
-    sources: dict[str, Any] = {
-        "words": write_rows(tmp_path / "a.jsonl", [{"tokens": words, "tags": ["O"] * len(words)} for words in split]),
-        "texts": tmp_path / "a.txt",
-        "word per line": tmp_path / "b.conll",
-        "words alone": tmp_path / "c.conll",
-        "a table": tmp_path / "d.tsv",
-        "word per line, .txt": tmp_path / "e.txt",
-    }
+    files = {"texts": "a.txt", "word per line": "b.conll", "words alone": "c.conll", "a table": "d.tsv"}
+    files["word per line, .txt"] = "e.txt"
+    sources: dict[str, Any] = {kind: tmp_path / name for kind, name in files.items()}
+    rows = [{"tokens": words, "tags": ["O"] * len(words)} for words in split]
+    sources["words"] = write_rows(tmp_path / "a.jsonl", rows)
     sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
     sources["a table"].write_text("text\n" + sources["texts"].read_text(), encoding="utf-8")
     lines = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
@@ -103,34 +100,33 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
         with torch.no_grad():
             best = model(**encoding).logits[0].argmax(dim=-1).tolist()
         tags = [TAGS[best[encoding.word_ids().index(word)]] for word in range(len(words))]
-        # What begins an entity is B-, whatever the network prefers.
-        expected.append(
-            [tag.replace("I-", "B-") if i == 0 or tags[i - 1] == "O" else tag for i, tag in enumerate(tags)]
-        )
+        # The first tag of an entity is changed to B-.
+        pairs = zip(["O", *tags], tags, strict=False)
+        expected.append([tag.replace("I-", "B-") if before == "O" else tag for before, tag in pairs])
     assert len({tag for tags in expected for tag in tags}) > 1
     for kind, source in sources.items():
-        found = run(tagger, source, tmp_path / f"{kind}.jsonl")
-        assert [line["tokens"] for line in found] == split
+        written = run(tagger, source, tmp_path / f"{kind}.jsonl")
+        assert [line["tokens"] for line in written] == split
         column = "predicted_tags" if kind.startswith("word") and kind != "words alone" else "tags"
-        assert [line[column] for line in found] == expected
-        assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+        assert [line[column] for line in written] == expected
+        assert kind != "texts" or [line["text"] for line in written] == source.read_text().splitlines()
     with pytest.raises(InputError, match="'sentence'"):
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
-def test_the_encoding_is_said_once(tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_detected_encoding_is_printed_once(tagger: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
     run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
-    assert capsys.readouterr().out.count("its encoding is gb18030") == 1
+    assert capsys.readouterr().out.count("encoding gb18030") == 1
 
 
-def test_answers_are_those_of_transformers(folder_of, tmp_path: Path) -> None:
+def test_answers_match_transformers(folder_of, tmp_path: Path) -> None:
     folder = folder_of("QuestionAnswering")
     contexts = ["the film was good .", "anna is in Berlin , the book", "bad day " * 4]
     rows = [{"question": "who ?", "context": context, "year": 1900} for context in contexts]
-    found = run(folder, write_rows(tmp_path / "a.jsonl", rows), tmp_path / "o.jsonl")
+    written = run(folder, write_rows(tmp_path / "a.jsonl", rows), tmp_path / "o.jsonl")
     model, tokenizer = peer_of(folder, "QuestionAnswering")
-    for row, line in zip(rows, found, strict=True):
+    for row, line in zip(rows, written, strict=True):
         encoding = tokenizer(row["question"], row["context"], return_tensors="pt", return_offsets_mapping=True)
         offsets = encoding.pop("offset_mapping")[0].tolist()
         with torch.no_grad():
@@ -145,12 +141,12 @@ def test_answers_are_those_of_transformers(folder_of, tmp_path: Path) -> None:
     squad = {"data": [{"paragraphs": [{"context": contexts[0], "qas": [{"id": "q", "question": "who ?"}]}]}]}
     (tmp_path / "b.json").write_text(json.dumps(squad))
     (line,) = run(folder, tmp_path / "b.json", tmp_path / "p.jsonl")
-    assert (line["id"], line["answer"]) == ("q", found[0]["answer"])
+    assert (line["id"], line["answer"]) == ("q", written[0]["answer"])
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_rows_of_every_format_keep_their_columns_in_every_format(binary, tmp_path, monkeypatch, ending) -> None:
-    monkeypatch.setattr("bert_pretrain.finetune.predict.ROWS_AT_ONCE", 2)
+def test_rows_keep_their_columns_from_every_format_to_every_format(binary, tmp_path, monkeypatch, ending) -> None:
+    monkeypatch.setattr("bert_pretrain.finetune.predict.BUFFER_ROWS", 2)
     rows: list[dict[str, Any]] = [
         {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\n'} for number, text in enumerate(WORDS)
     ]
@@ -172,21 +168,21 @@ def test_rows_of_every_format_keep_their_columns_in_every_format(binary, tmp_pat
     assert [str(row["day"]) for row in parquet] == ["1970-01-01", "1970-01-02"]
     assert [row["text"] for row in text] == ["good film", "bad"]
     has_mark = (tmp_path / f"jsonl.{ending}").read_bytes().startswith(b"\xef\xbb\xbf")
-    assert has_mark == (ending == "csv")  # without it Excel takes what is beyond ASCII for something else
+    assert has_mark == (ending == "csv")  # Excel needs it to read non-ASCII text
     scores = [row["score"] for row in run(binary, tmp_path / "a.jsonl", tmp_path / "scores.jsonl")]
     assert [float(row["score"]) for row in lines] == scores
 
 
-def test_what_is_truncated_or_skipped_is_counted_once(binary, tmp_path, capsys) -> None:
+def test_truncated_and_skipped_rows_are_counted_once(binary, tmp_path, capsys) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"text": "very " * 40}, {"text": " "}, {"text": "good"}])
-    found = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
-    assert [line["text"][:5] for line in found] == ["very ", "good"]
+    written = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
+    assert [line["text"][:5] for line in written] == ["very ", "good"]
     shown = capsys.readouterr().out
-    assert f"INPUT {source}: left out, since 'text' is empty: 1 (first: line 2)\n" in shown
-    assert "input: 1 of 2 are longer than 32 tokens, truncated\n" in shown
+    assert f"INPUT {source}: skipped because 'text' is empty: 1 (first: line 2)\n" in shown
+    assert "input: 1 of 2 rows are longer than 32 tokens (truncated)\n" in shown
 
 
-def test_tags_and_answers_are_written_in_the_form_of_their_task(folder_of, tagger, tmp_path) -> None:
+def test_tags_and_answers_are_written_in_the_format_of_their_task(folder_of, tagger, tmp_path) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna", "is"]}, {"tokens": ["天"]}])
     tags = [line["tags"] for line in run(tagger, source, tmp_path / "o.jsonl")]
     predict(tagger, str(source), tmp_path / "o.conll", config=CPU)
@@ -206,10 +202,10 @@ def test_tags_and_answers_are_written_in_the_form_of_their_task(folder_of, tagge
     [
         ('{"txt": "a"}\n', {}, "no column 'text'; did you mean 'txt'?", ": line 1"),
         ('{"text": "a"}\n{"text": ""}\n', {}, "'text' is empty", ": line 2"),
-        ('{"text": ""}\n', {"skip_empty": True}, "it holds no row", ""),
+        ('{"text": ""}\n', {"skip_empty": True}, "the input has no rows", ""),
     ],
 )
-def test_a_mistake_names_its_line_and_leaves_no_file(binary: Path, tmp_path: Path, text, options, what, where) -> None:
+def test_an_invalid_row_is_an_error_with_its_line(binary: Path, tmp_path, text, options, what, where) -> None:
     source = tmp_path / "x.jsonl"
     source.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -219,14 +215,14 @@ def test_a_mistake_names_its_line_and_leaves_no_file(binary: Path, tmp_path: Pat
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_folders_that_cannot_predict_are_refused(folder_of, toy_model, tmp_path) -> None:
+def test_folders_without_a_usable_head_are_errors(folder_of, toy_model, tmp_path) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"text": "good"}])
 
     def attempt(folder: Path, what: str) -> None:
         with pytest.raises(DataError, match=what):
             run(folder, source, tmp_path / "o.jsonl")
 
-    attempt(toy_model, "holds BertForPreTraining, which has no head for a task")
+    attempt(toy_model, "is a BertForPreTraining, which has no head for a task")
     attempt(tmp_path / "nosuch", "there is no folder")
     folder = folder_of("SequenceClassification", num_labels=3)
     settings = json.loads((folder / "config.json").read_text())
@@ -240,7 +236,6 @@ def test_folders_that_cannot_predict_are_refused(folder_of, toy_model, tmp_path)
     change(architectures=["BertForQuestionAnswering"])
     attempt(folder, "no layer 'qa_outputs'")
     change()
-    (folder / "manifest.json").write_text(
-        json.dumps({"kind": "finetune", "identity": {"settings": {"max_length": "x"}}})
-    )
+    manifest = {"kind": "finetune", "identity": {"settings": {"max_length": "x"}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     attempt(folder, "max_length")

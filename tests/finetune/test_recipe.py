@@ -1,4 +1,4 @@
-"""The rate by width and scale, trials, training again on all rows, baselines, and warnings of models not better."""
+"""Automatic learning rate, trials, training on all rows, micro-batches, baselines and warnings."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,11 @@ from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import collator
+from bert_pretrain.finetune.task import collate
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import batches_by_length
-from bert_pretrain.train.hardware import choose_precision
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -45,7 +44,7 @@ def test_epochs_follow_the_number_of_rows_and_each_rate_is_a_trial() -> None:
     assert [(trial.learning_rate, trial.epochs) for trial in rates] == [((1e-4,), 2), ((3e-4,), 2)]
 
 
-def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, monkeypatch) -> None:
+def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, monkeypatch) -> None:
     seen: list[tuple[int, float]] = []
 
     class Spy(training.MicroBatchTrainer):
@@ -57,22 +56,22 @@ def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, 
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
     call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
     reports = []
-    for name, more in (("held_out", {}), ("given", {"validation": write_rows(tmp_path / "v.jsonl", reviews(10, 2))})):
+    validation = write_rows(tmp_path / "v.jsonl", reviews(10, 2))
+    for name, more in (("held_out", {}), ("separate", {"validation": validation})):
         finetune("classify", toy_model, **call, **more, output=tmp_path / name)
         reports.append(read_json(tmp_path / name / METRICS))
     assert seen == [(36, 2), (40, 2), (40, 2)]
     assert [report["refit_epochs"] for report in reports] == [2, None]
-    for report in reports:  # the validation rows judge a model that has not seen them
+    for report in reports:  # by a model that has not seen the validation rows
         assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
 
 
 @pytest.mark.parametrize("per_row", [True, False])
-def test_micro_batches_have_the_loss_and_gradients_of_their_batch(per_row: bool, tmp_path) -> None:
+def test_micro_batches_have_the_loss_and_gradients_of_the_batch(per_row: bool, tmp_path) -> None:
     torch.manual_seed(0)
     lengths = torch.randint(2, 60, (32,)).tolist()
-    rows = [
-        {"input_ids": torch.randint(5, 50, (length,)).tolist(), "token_type_ids": [0] * length} for length in lengths
-    ]
+    ids = [torch.randint(5, 50, (length,)).tolist() for length in lengths]
+    rows = [{"input_ids": each, "token_type_ids": [0] * len(each)} for each in ids]
     for row, length in zip(rows, lengths, strict=True):
         row["labels"] = length % 2 if per_row else [-100, *[token % 2 for token in row["input_ids"][1:]]]
     if not per_row:
@@ -81,18 +80,18 @@ def test_micro_batches_have_the_loss_and_gradients_of_their_batch(per_row: bool,
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     kind = transformers.BertForSequenceClassification if per_row else transformers.BertForTokenClassification
     network = kind(transformers.BertConfig(**sizes, **quiet, intermediate_size=32))
-    arguments, batch = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), collator(0)(rows)
-    found = []
+    arguments, batch = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), collate(rows, 0)
+    results = []
     for trainer_class in (training.MicroBatchTrainer, transformers.Trainer):
         network.zero_grad()
         loss = trainer_class(network, arguments).compute_loss(network, batch)
         loss.backward()
-        found.append([loss.detach(), *(weight.grad for weight in network.parameters())])
-    for parts, whole in zip(*found, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+        results.append([loss.detach(), *(weight.grad for weight in network.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_micro_batches_hold_every_row_once_and_less_padding() -> None:
+def test_micro_batches_contain_every_row_once_with_little_padding() -> None:
     torch.manual_seed(0)
     lengths = torch.randint(3, 100, (32,)).numpy()
     parts = [rows.tolist() for rows in batches_by_length(lengths, training.MICRO_BATCH_TOKENS)]
@@ -102,8 +101,8 @@ def test_micro_batches_hold_every_row_once_and_less_padding() -> None:
     assert [rows.tolist() for rows in batches_by_length(same, training.MICRO_BATCH_TOKENS)] == [list(range(32))]
 
 
-def test_where_later_epochs_are_worse_the_best_one_is_kept(toy_model, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(training.Learner, "is_overfitted", lambda *_: True)
+def test_the_best_epoch_is_kept_if_later_epochs_are_worse(toy_model, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(training.FineTuner, "is_overfitted", lambda *_: True)
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu", "output": tmp_path / "o"}
     finetune("classify", toy_model, **call, settings=Settings(batch_size=16, epochs=2))
     assert read_json(tmp_path / "o" / METRICS)["refit_epochs"] is None
@@ -111,13 +110,13 @@ def test_where_later_epochs_are_worse_the_best_one_is_kept(toy_model, tmp_path, 
 
 
 @pytest.mark.parametrize(("last", "is_overfitted"), [(0.80, False), (0.76, True)])
-def test_a_trial_is_overfitted_where_its_last_epoch_is_worse_by_errors(last: float, is_overfitted: bool) -> None:
-    learner: Any = SimpleNamespace(task=SimpleNamespace(main_metric="accuracy"), examples={"validation": [None] * 100})
+def test_a_trial_is_overfitted_if_its_last_epoch_is_clearly_worse(last: float, is_overfitted: bool) -> None:
+    tuner: Any = SimpleNamespace(task=SimpleNamespace(main_metric="accuracy"), examples={"validation": [None] * 100})
     report = {"score": 0.84, "epochs": [{"eval_accuracy": 0.84}, {"eval_accuracy": last}]}
-    assert training.Learner.is_overfitted(learner, report) is is_overfitted
+    assert training.FineTuner.is_overfitted(tuner, report) is is_overfitted
 
 
-def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path, capsys) -> None:
+def test_the_best_of_several_rates_is_kept_and_baselines_are_scored(toy_model, tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", reviews(100, 1))
     settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=2, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
@@ -132,11 +131,11 @@ def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path,
     assert not (tmp_path / "o.partial").exists()
 
 
-def test_baselines_know_chinese_characters_held_out_classes_and_the_most_frequent_tag() -> None:
+def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1", "2"])
-    assert [row.argmax() for row in found] == [0, 1]
-    assert found[:, 2].tolist() == [0.0, 0.0]
+    probabilities = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1", "2"])
+    assert [row.argmax() for row in probabilities] == [0, 1]
+    assert probabilities[:, 2].tolist() == [0.0, 0.0]
     assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
     assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
@@ -144,7 +143,7 @@ def test_baselines_know_chinese_characters_held_out_classes_and_the_most_frequen
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
 
 
-def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, capsys) -> None:
+def test_a_model_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, capsys) -> None:
     rows = {"train": reviews(100, 1), "test": reviews(100, 2)}
     for row in rows["test"]:
         row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]
@@ -157,25 +156,22 @@ def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(toy_model, tmp
     assert "on the 100 test rows is no better than always '" in warning
 
 
-def test_the_constants_have_the_score_that_the_metric_gives_them(tokenizer: Tokenizer) -> None:
-    classify = Classify(Settings(), tokenizer)
-    assert classify.constant([Example(0, "", {}, {"text": "text"}, label) for label in "aab"]) == ("always 'a'", 2 / 3)
+def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -> None:
+    rows = [Example(0, "", {}, {"text": "text"}, label) for label in "aab"]
+    assert Classify(Settings(), tokenizer).constant_baseline(rows) == ("always 'a'", 2 / 3)
     number = Classify(Settings(regression=True), tokenizer)
     examples = [Example(row, "", {}, {"text": "text"}, float(row)) for row in range(3)]
-    assert number.score(examples, [1.0] * 3)["spearman"] == number.constant(examples)[1]
+    assert number.score(examples, [1.0] * 3)["spearman"] == number.constant_baseline(examples)[1]
     tag = Tag(Settings(), tokenizer)
     sentences = [Example(0, "", {}, {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
-    assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant(sentences)[1]
+    assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant_baseline(sentences)[1]
     answer = Answer(Settings(), tokenizer)
-    questions = [
-        Example(0, "", {}, {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])
-    ]
-    assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant(questions)[1] == 0.5
+    inputs = {"question": "who ?", "context": "the anna"}
+    questions = [Example(0, "", {}, inputs, label) for label in ([("anna", 4)], [])]
+    assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant_baseline(questions)[1] == 0.5
 
 
-def test_a_trial_without_its_report_is_trained_again_and_the_baseline_can_be_left_out(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_without_its_report_is_trained_again(toy_model: Path, tmp_path: Path, capsys) -> None:
     settings = Settings(epochs=1, no_baseline=True, learning_rate=(1e-3,)).resolve("classify", 32)
     call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "device": "cpu"}
     output = finetune("classify", toy_model, **call, output=tmp_path / "o", settings=settings)
@@ -184,11 +180,10 @@ def test_a_trial_without_its_report_is_trained_again_and_the_baseline_can_be_lef
     task = Classify(settings, Tokenizer.load(toy_model))
     rows = task.read(LabelledInput(call["train"], "--train"))
     task.set_labels(rows, [])
-    learner = training.Learner(task, toy_model, {"train": rows, "validation": rows[:10]}, torch.device("cpu"))
-    precision = choose_precision("auto", learner.device)
-    report = learner.train(settings, tmp_path / "0", precision)
+    tuner = training.FineTuner(task, toy_model, {"train": rows, "validation": rows[:10]}, torch.device("cpu"))
+    report = tuner.train(settings, tmp_path / "0")
     for content in ("{}", '{"learning_rate": 1}'):
         (tmp_path / "0/report.json").write_text(content)
-        assert learner.train(settings, tmp_path / "0", precision) == report
+        assert tuner.train(settings, tmp_path / "0") == report
     (tmp_path / "0/report.json").write_text(json.dumps(report | {"score": 7}))
-    assert learner.train(settings, tmp_path / "0", precision)["score"] == 7
+    assert tuner.train(settings, tmp_path / "0")["score"] == 7

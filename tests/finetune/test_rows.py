@@ -1,4 +1,4 @@
-"""The same rows are read from every format, as they are written."""
+"""All formats give the same rows, without conversion of values."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert [row.values for row in read_rows(LabelledInput(f"dataset:{tmp_path}/saved", "--train"))] == ROWS
 
 
-def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_a_dataset_gives_the_split_of_the_flag_and_class_names(tmp_path: Path) -> None:
     label = datasets.ClassLabel(names=["neg", "pos"])
     features = datasets.Features({"label": label, "tags": datasets.Sequence(label)})
 

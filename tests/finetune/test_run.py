@@ -1,4 +1,4 @@
-"""Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
+"""Fine-tuning learns toy tasks, its metrics match other libraries, and `transformers` opens the result."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def predicted(folder: Path, source: str, column: str) -> list[Any]:
-    """Return what `predict`, which has the settings of the fine-tuning, writes into a column."""
+    """Run `predict` and return a column of its output."""
     output = folder.with_suffix(".jsonl")
     predict(folder, source, output, config=TrainConfig(device="cpu", precision="fp32"))
     return [json.loads(line)[column] for line in output.read_text(encoding="utf-8").splitlines()]
@@ -46,50 +46,44 @@ def predicted(folder: Path, source: str, column: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dict[str, Any]:
-    """A finished classification, and the call that made it."""
+    """Fine-tune a classifier and return the arguments of the call."""
     place = tmp_path_factory.mktemp("classifier")
-    call = {
-        "train": write_rows(place / "train.jsonl", reviews(200, 1)),
-        "test": write_rows(place / "test.jsonl", reviews(60, 2)),
-        "output": place / "out",
-        "settings": Settings(**FAST, epochs=4),
-        "device": "cpu",
-    }
+    call = {"output": place / "out", "settings": Settings(**FAST, epochs=4), "device": "cpu"}
+    call["train"] = write_rows(place / "train.jsonl", reviews(200, 1))
+    call["test"] = write_rows(place / "test.jsonl", reviews(60, 2))
     finetune("classify", toy_model, **call)
     return call
 
 
-def test_a_separable_task_is_learned_and_scored_as_scikit_learn_scores(classifier: dict[str, Any]) -> None:
-    report, predictions = results(classifier["output"])
+def test_a_separable_task_is_learned_and_metrics_match_scikit_learn(classifier: dict[str, Any]) -> None:
+    report, lines = results(classifier["output"])
     assert report["rows"] == {"train": 180, "validation": 20, "test": 60}
     assert report["test"]["accuracy"] > 0.95
-    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
-    assert report["test"] == pytest.approx(
-        {
-            "accuracy": sklearn_metrics.accuracy_score(truth, found),
-            "macro_f1": sklearn_metrics.f1_score(truth, found, average="macro"),
-            "mcc": sklearn_metrics.matthews_corrcoef(truth, found),
-        }
-    )
+    truth, predictions = ([line[key] for line in lines] for key in ("label", "prediction"))
+    assert report["test"] == {
+        "accuracy": pytest.approx(sklearn_metrics.accuracy_score(truth, predictions)),
+        "macro_f1": pytest.approx(sklearn_metrics.f1_score(truth, predictions, average="macro")),
+        "mcc": pytest.approx(sklearn_metrics.matthews_corrcoef(truth, predictions)),
+    }
     best = max(report["epochs"], key=lambda epoch: epoch["eval_accuracy"])
     assert report["best_epoch"] == best["epoch"]
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4]
-    assert predicted(classifier["output"], classifier["test"], "predicted_label") == found
+    assert predicted(classifier["output"], classifier["test"], "predicted_label") == predictions
     assert peer_of(classifier["output"], "SequenceClassification")[0].config.id2label == {0: "neg", 1: "pos"}
 
 
-def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, Any]) -> None:
+def test_the_model_card_has_the_metrics_and_the_warning(classifier: dict[str, Any]) -> None:
     report, _ = results(classifier["output"])
     head, _, body = (classifier["output"] / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
     assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
     metrics = (report[split]["accuracy"] for split in ("validation", "test"))
-    assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in metrics)} |" in body
+    assert f"| accuracy | {' | '.join(f'{value:.4f}' for value in metrics)} |" in body
     assert f"in {report['refit_epochs']} epochs over the rows for training and validation" in body
     assert f"**Warning:** {report['warning']}" in body
     assert report["warning"].startswith("not clearly better than words alone")
 
 
-def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(classifier, capsys) -> None:
+def test_a_head_is_kept_for_the_same_labels_and_reinitialized_for_others(classifier, capsys) -> None:
     tokenizer = Tokenizer.load(classifier["output"])
     saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
@@ -100,7 +94,7 @@ def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(clas
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
 
 
-def test_the_same_command_is_up_to_date_and_another_is_refused(classifier, toy_model, capsys) -> None:
+def test_the_same_command_is_up_to_date_and_another_is_an_error(classifier, toy_model, capsys) -> None:
     before = (classifier["output"] / "model.safetensors").stat().st_mtime_ns
     finetune("classify", toy_model, **classifier)
     warning = results(classifier["output"])[0]["warning"]
@@ -113,69 +107,66 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(classifier, toy_m
 
 
 @pytest.mark.parametrize(
-    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
+    ("name", "size"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
 )
-def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, name, left) -> None:
+def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, name, size) -> None:
     output = shutil.copytree(classifier["output"], tmp_path / "out")
-    (output / name).unlink() if left is None else os.truncate(output / name, left)
+    (output / name).unlink() if size is None else os.truncate(output / name, size)
     with pytest.raises(DataError, match=f"is damaged: {name}"):
         finetune("classify", toy_model, **{**classifier, "output": output})
 
 
-def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
+def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
     words = ["bad", "poor", "book", "fine", "good"]
     rows = [
-        {"a": f"the {words[i % 5]}", "b": f"is {words[i // 5 % 5]}", "score": float(i % 5 - i // 5 % 5)}
-        for i in range(100)
-    ]
+        {"a": f"the {words[a]}", "b": f"is {words[b]}", "score": float(a - b)} for b in range(5) for a in range(5)
+    ] * 4
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
     source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
-    report, predictions = results(output)
-    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
-    assert report["test"]["spearman"] == pytest.approx(stats.spearmanr(truth, found).statistic)
-    assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, found).statistic)
-    assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, found))
+    report, lines = results(output)
+    truth, predictions = ([line[key] for line in lines] for key in ("label", "prediction"))
+    assert report["test"]["spearman"] == pytest.approx(stats.spearmanr(truth, predictions).statistic)
+    assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, predictions).statistic)
+    assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, predictions))
     assert report["test"]["spearman"] > 0.8
     peer_of(output, "SequenceClassification")
-    assert predicted(output, source, "label") == pytest.approx(found, abs=1e-5)
+    assert predicted(output, source, "label") == pytest.approx(predictions, abs=1e-5)
 
 
-def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path) -> None:
+def test_tags_are_learned_in_sentences_longer_than_the_positions(toy_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", tagged_sentences(120, 1))
     validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(30, 2))
     settings = Settings(**FAST, epochs=5)
-    output = finetune(
-        "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
-    )
-    report, predictions = results(output)
-    truth, found = ([line[key] for line in predictions] for key in ("tags", "prediction"))
-    assert [len(tags) for tags in found] == [len(tags) for tags in truth]
+    call = {"train": train, "validation": validation, "output": tmp_path / "o", "device": "cpu"}
+    output = finetune("tag", toy_model, **call, settings=settings)
+    report, lines = results(output)
+    truth, predictions = ([line[key] for line in lines] for key in ("tags", "prediction"))
+    assert [len(tags) for tags in predictions] == [len(tags) for tags in truth]
     assert max(map(len, truth)) > 32
-    assert report["validation"]["f1"] == pytest.approx(f1_score(truth, found))
+    assert report["validation"]["f1"] == pytest.approx(f1_score(truth, predictions))
     assert report["validation"]["f1"] > 0.95
     peer_of(output, "TokenClassification")
-    assert predicted(output, validation, "predicted_tags") == found
+    assert predicted(output, validation, "predicted_tags") == predictions
 
 
-def test_answers_are_found_in_long_contexts_and_none_where_none_is(toy_model, tmp_path, capsys) -> None:
+def test_answers_and_missing_answers_are_predicted_in_long_contexts(toy_model, tmp_path, capsys) -> None:
     train = write_rows(tmp_path / "train.jsonl", questions(200, 1))
     test = write_rows(tmp_path / "test.jsonl", questions(40, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
-    output = finetune(
-        "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
-    )
-    assert "divided into overlapping windows" in capsys.readouterr().out
-    report, predictions = results(output)
+    call = {"train": train, "test": test, "output": tmp_path / "o", "device": "cpu"}
+    output = finetune("answer", toy_model, **call, settings=settings)
+    assert "split into overlapping windows" in capsys.readouterr().out
+    report, lines = results(output)
     assert report["test"]["f1"] > 0.9
     assert report["test"]["no_answer_f1"] > 0.8
-    exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in predictions])
+    exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in lines])
     assert report["test"]["exact_match"] == pytest.approx(exact)
     peer_of(output, "QuestionAnswering")
-    assert predicted(output, test, "answer") == [line["prediction"] for line in predictions]
+    assert predicted(output, test, "answer") == [line["prediction"] for line in lines]
 
 
-def test_without_the_extra_one_message_says_what_to_install(toy_model, tmp_path, monkeypatch) -> None:
+def test_a_missing_package_is_an_error_with_the_install_command(toy_model, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "seqeval", None)
     with pytest.raises(ConfigError, match="needs seqeval") as caught:
         finetune("tag", toy_model, train="t.tsv", output=tmp_path / "o")
@@ -184,27 +175,27 @@ def test_without_the_extra_one_message_says_what_to_install(toy_model, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "all"])  # the second trial, or training on all rows
-def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, stage: str) -> None:
+def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Path, stage: str) -> None:
     train = write_rows(tmp_path / "train.jsonl", reviews(500, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    subprocess.run([*command, str(tmp_path / "uninterrupted")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     checkpoints = (tmp_path / "killed.partial" / "trials" / stage / "checkpoints").resolve()
     wait_until(lambda: last_checkpoint(checkpoints), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed").exists()
-    torn = checkpoints / "checkpoint-9999"
-    torn.mkdir()
-    (torn / "model.safetensors").write_bytes(b"half")
+    incomplete = checkpoints / "checkpoint-9999"
+    incomplete.mkdir()
+    (incomplete / "model.safetensors").write_bytes(b"half")
     killed = tmp_path / "killed"
     done = subprocess.run([*command, str(killed)], check=True, capture_output=True, text=True)
     assert "continues from checkpoint-" in done.stdout
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "uninterrupted", killed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert results(tmp_path / "whole")[1] == results(killed)[1]
-    texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "whole", killed)]
+    assert results(tmp_path / "uninterrupted")[1] == results(killed)[1]
+    texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "uninterrupted", killed)]
     first, second = ([line for line in text if "seconds" not in line] for text in texts)
     assert first == second
     assert not (tmp_path / "killed.partial").exists()

@@ -1,4 +1,4 @@
-"""Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
+"""`tag`: reading, windows, labels and metrics."""
 
 import datasets
 import pytest
@@ -8,47 +8,47 @@ from hypothesis import strategies as st
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tag import Tag, divide, entity_scores
+from bert_pretrain.finetune.tag import Tag, entity_scores, split_sentence
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
 
 
-@given(st.integers(1, 40).flatmap(lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=60))))
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=60))))
 def test_windows_fit_and_label_every_word_once(case: tuple[int, list[int]]) -> None:
-    room, lengths = case
-    found = divide(lengths, room)
-    assert [word for _, labelled in found for word in labelled] == list(range(len(lengths)))
-    for words, labelled in found:
+    max_tokens, lengths = case
+    windows = split_sentence(lengths, max_tokens)
+    assert [word for _, labelled in windows for word in labelled] == list(range(len(lengths)))
+    for words, labelled in windows:
         assert set(labelled) <= set(words)
-        assert sum(lengths[word] for word in words) <= room
+        assert sum(lengths[word] for word in words) <= max_tokens
 
 
-def test_a_word_at_a_border_has_words_around_it() -> None:
-    assert divide([1] * 50, 30) == [(range(30), range(25)), (range(20, 50), range(25, 50))]
+def test_words_at_a_border_have_context_on_both_sides() -> None:
+    assert split_sentence([1] * 50, 30) == [(range(30), range(25)), (range(20, 50), range(25, 50))]
 
 
-def test_words_a_line_and_lists_are_the_same(read) -> None:
+def test_conll_and_lists_give_the_same_examples(read) -> None:
     files = {
         "a.tsv": "-DOCSTART-\tO\n\nanna\tB-PER\nsings\tO\n\n\nin\tO\nberlin\tB-LOC\n.\tO",
         "a.conll": "anna NNP B-NP B-PER\nsings VB B-VP O\n\nin IN B-PP O\nberlin NN B-NP B-LOC\n. . O O\n",
         "a.jsonl": '{"tokens": ["anna", "sings"], "tags": ["B-PER", "O"]}\n'
         '{"tokens": ["in", "berlin", "."], "tags": ["O", "B-LOC", "O"]}\n',
     }
-    found = {name: read("tag", name, text)[0] for name, text in files.items()}
-    tsv, conll, jsonl = ([(example.inputs, example.label) for example in each] for each in found.values())
+    examples = {name: read("tag", name, text)[0] for name, text in files.items()}
+    tsv, conll, jsonl = ([(example.inputs, example.label) for example in each] for each in examples.values())
     assert tsv == conll == jsonl
-    assert [example.where.rpartition(" ")[2] for example in found["a.tsv"]] == ["3", "7"]
+    assert [example.where.rpartition(" ")[2] for example in examples["a.tsv"]] == ["3", "7"]
     (example,) = read("tag", "c.conll", "10\u00a0000 CD B-NUM\r\na\u2028b NN O\r\n")[0]
     assert (example.inputs["tokens"], example.label) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
     with pytest.raises(InputError, match="a word has no tag"):
         read("tag", "b.tsv", "anna\tO\nlonely\n")
 
 
-def test_the_first_piece_of_a_word_carries_its_tag(read) -> None:
+def test_the_first_token_of_a_word_has_its_tag(read) -> None:
     tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Tag(Settings().resolve("tag", 128), tokenizer)
-    # Of a control character the normaliser leaves nothing; the word keeps a place all the same.
+    # The normalizer removes the control character, but the word still needs a position.
     row = {"tokens": ["sings", "\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}
     examples, _ = read("tag", "a.jsonl", [row])
     task.set_labels(examples, [])
@@ -59,7 +59,7 @@ def test_the_first_piece_of_a_word_carries_its_tag(read) -> None:
     assert window.positions == [(0, 1), (1, 3), (2, 4)]
 
 
-def test_an_entity_counts_only_whole() -> None:
+def test_partly_predicted_entities_do_not_count() -> None:
     truth = [["B-PER", "I-PER", "O", "B-LOC"]]
     scores = entity_scores(truth, [["B-PER", "O", "O", "B-LOC"]])
     assert (scores["precision"], scores["recall"], scores["f1"]) == (0.5, 0.5, 0.5)
@@ -68,19 +68,19 @@ def test_an_entity_counts_only_whole() -> None:
     assert entity_scores(truth, [["O"] * 4])["f1"] == 0.0
 
 
-def test_tags_without_prefixes_are_classes_of_words(tokenizer, tmp_path) -> None:
+def test_tags_without_prefixes_are_plain_classes(tokenizer, tmp_path) -> None:
     text = '{"tokens": ["anna", "sings"], "tags": ["PROPN", "VERB"]}\n{"tokens": ["berlin"], "tags": ["PROPN"]}\n'
     (tmp_path / "a.jsonl").write_text(text)
     task = Tag(Settings().resolve("tag", 128), tokenizer)
     rows = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
     task.set_labels(rows, [])
     assert task.labels == ["PROPN", "VERB"]
-    assert task.constant(rows) == ("PROPN for every word", 2 / 3)
+    assert task.constant_baseline(rows) == ("PROPN for every word", 2 / 3)
     assert task.score(rows, [["PROPN", "PROPN"], ["PROPN"]])["f1"] == pytest.approx(2 / 3)
-    assert task.words_alone(rows, rows) == [["PROPN", "VERB"], ["PROPN"]]
+    assert task.word_baseline(rows, rows) == [["PROPN", "VERB"], ["PROPN"]]
 
 
-def test_numbers_have_the_names_given_or_those_of_the_data(read, tokenizer, tmp_path) -> None:
+def test_numbers_are_named_by_the_option_or_the_dataset(read, tokenizer, tmp_path) -> None:
     names = ["O", "B-PER", "I-PER"]
     rows = [{"tokens": ["anna", "sings"], "tags": [1, 0]}]
     settings = {"tag_names": tuple(names)}

@@ -30,8 +30,8 @@ from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import UserError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.predict import write_rows
-from bert_pretrain.finetune.rows import NEW, LabelledInput
-from bert_pretrain.finetune.run import HEADS
+from bert_pretrain.finetune.rows import INPUT, LabelledInput
+from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, seal_folder, sha256_file
@@ -239,11 +239,11 @@ def of_tables(folder: Path) -> Iterator[Target]:
 
     def read(path: Path) -> None:
         """Read rows as `finetune` and `predict` do, encode them, and write them."""
-        head = HEADS[path.name.partition(".")[0]]
+        head = TASK_CLASSES[path.name.partition(".")[0]]
         with contextlib.suppress(UserError):
             head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
         task = head(Settings(pair_field="label", max_length=32, stride=8), tokenizer)
-        examples = task.read(LabelledInput(str(path), NEW))
+        examples = task.read(LabelledInput(str(path), INPUT))
         task.encode(examples, "input")
         for ending in (".jsonl", ".csv"):
             write_rows(folder / f"rows{ending}", [example.values for example in examples])
