@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, examined, sample_text
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
 CHINESE_FROM = 0.3
@@ -114,7 +114,7 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
     wants_segmenter = config.whole_word_mask and config.word_segmenter is None
     found: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
     if wants_language or wants_segmenter:
-        chosen = evenly_spaced(sources, min(len(sources), FEW_SOURCES))
+        chosen = evenly_spaced(sources, min(len(sources), MAX_SAMPLED_SOURCES))
         samples = [beginning(examined(source, config), config) for source in chosen]
         counts = list(map(count_letters, samples))
         share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
