@@ -21,7 +21,7 @@ from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import CHINESE_FROM, count_letters, with_language
 from bert_pretrain.text.sentences import SentenceSplitter
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_DOCUMENTS, Source, examined, resolve
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source, examined, resolve
 from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
@@ -42,7 +42,7 @@ class TextFacts:
     cjk_share: float  # of the letters; CJK means Chinese characters here, in any language
     is_divisible: bool  # whether a fraction can be read: many files, or a few of several documents each
     vocab_reads_all: bool = False  # `vocab` reads a few inputs whole that are compressed, or not in UTF-8
-    boundary: str = ""  # what ends documents, where the configured one would make fewer than `MIN_DOCUMENTS`
+    boundary: str = ""  # what ends documents, where the configured one would make fewer than `MIN_CORPUS_DOCUMENTS`
     documents_as_configured: float = 0.0  # then, how many
     language: str = "en"
 
@@ -62,11 +62,11 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
         return facts
-    for boundary in ("blank_line", "line") if facts.documents < MIN_DOCUMENTS else ():
+    for boundary in ("blank_line", "line") if facts.documents < MIN_CORPUS_DOCUMENTS else ():
         other = config.model_copy(update={"document_boundary": boundary})
         found = _measure([replace(source, boundary=boundary) for source in sources], other)
         # A line of one sentence may be all of a document, or hard-wrapped: that cannot be told.
-        if found.documents >= MIN_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
+        if found.documents >= MIN_CORPUS_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
             return replace(found, boundary=boundary, documents_as_configured=facts.documents)
     return facts
 

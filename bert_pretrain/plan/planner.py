@@ -15,7 +15,7 @@ from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
-from bert_pretrain.text.sources import MIN_DOCUMENTS
+from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
 
 MIN_SECONDS = 120.0
 # `vocab` and `make-data` together, one copy, on a slow core; the share of `vocab` in that; the start of all stages.
@@ -269,7 +269,7 @@ def _pairs(text: TextFacts) -> tuple[str, str]:
     """Return the objective besides masked tokens, and why."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, too short for a pair"
-    if text.documents < MIN_DOCUMENTS:
+    if text.documents < MIN_CORPUS_DOCUMENTS:
         return "sop", "there are too few documents to take a random B from; the order of A and B needs only one"
     return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"
 

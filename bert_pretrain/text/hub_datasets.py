@@ -112,7 +112,7 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     data: Any
     if parsed.is_saved:  # opened split by split, as `datasets` fails on a split without rows
         names = parsed.saved_splits
-        remedy = "write it again: a split has no rows, or a file is damaged"
+        remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
         if split and split not in names:
             raise _no_split(split, location, names)
         folders = {each: str(Path(name, each)) for each in ([split] if split else names or [""])}

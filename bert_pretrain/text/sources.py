@@ -34,7 +34,7 @@ FORMATS = {
 }
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
-MIN_DOCUMENTS = 20  # below, the two validation documents of next-sentence prediction are more than a tenth
+MIN_CORPUS_DOCUMENTS = 20  # below, the two validation documents of next-sentence prediction are more than a tenth
 MAX_SAMPLED_SOURCES = 16  # `data.fraction` reads a share of each source; above this number, a share of the sources
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 _SAMPLE_BYTES = 1 << 18
@@ -326,7 +326,8 @@ def _all_examined(sources: Sequence[Source], config: DataConfig, *, whole_words:
 
 def few_documents(number: int) -> str:
     """Return a warning that the inputs have few documents, "" if they have enough."""
-    return "" if number >= MIN_DOCUMENTS else f"the inputs have only {number} document{'' if number == 1 else 's'}"
+    nouns = "1 document" if number == 1 else f"{number} documents"
+    return f"the inputs have only {nouns}" if number < MIN_CORPUS_DOCUMENTS else ""
 
 
 def finer_boundary(sources: Sequence[Source]) -> str:
@@ -350,9 +351,7 @@ def _sample(source: Source) -> bytes:
 
 
 def damaged(source: Source, error: Exception) -> InputError:
-    return InputError(
-        f"cannot read the file: {error}", where=source.location, remedy="download it again if it is damaged"
-    )
+    return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")
 
 
 def delimiter_of(sample: str) -> str:

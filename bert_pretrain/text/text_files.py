@@ -95,9 +95,7 @@ def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
     """Refuse a record that is too large to hold in memory."""
     if num_bytes > max_bytes:
         what = f"the record has more than {max_bytes:,} bytes"
-        remedy = (
-            "add a missing quote, bracket or comma, or split the record; or raise data.max_record_bytes (make-data)"
-        )
+        remedy = "fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)"
         raise InputError(what, where=str(position), remedy=remedy)
 
 

@@ -340,5 +340,5 @@ def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     assert [source.boundary for source in sources] == ["file", "line"]
     assert "blank_line" in finer_boundary(sources)
     assert finer_boundary(sources[1:]) == ""  # nothing divides lines
-    with pytest.raises(ConfigError, match="no input"):
+    with pytest.raises(ConfigError, match="not an input"):
         resolve([str(prose)], config)
