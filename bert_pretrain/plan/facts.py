@@ -19,7 +19,7 @@ from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
-from bert_pretrain.text.languages import CHINESE_FROM, count_letters, with_language
+from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_language
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source, examined, resolve
 from bert_pretrain.train.flops import known_card, training_flops
@@ -48,7 +48,7 @@ class TextFacts:
 
     @property
     def is_chinese(self) -> bool:
-        return self.cjk_share > CHINESE_FROM
+        return self.cjk_share > MIN_CHINESE_SHARE
 
     @property
     def tokens(self) -> float:

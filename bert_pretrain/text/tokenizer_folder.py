@@ -178,7 +178,7 @@ def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words
         for key, value in required.items():
             actual = values.get(key, value if (part, key) in _OPTIONAL else None)
             if actual != value:
-                kind = "a whole-word tokenizer" if whole_words else "BERT"
+                kind = "a tokenizer of whole words" if whole_words else "BERT"
                 what = f"{key} of its {part} is {repr(actual)[:80]}, but {value!r} in {kind}"
                 raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")

@@ -55,9 +55,9 @@ def test_ids_equal_those_of_transformers_for_every_treatment(tmp_path: Path, set
             assert ours.encode_text(text) == expected
 
 
-def test_casing_that_no_file_states_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
+def test_unknown_casing_is_refused_without_the_flag(tmp_path: Path) -> None:
     folder = write_vocabulary(tmp_path / "bare")
-    with pytest.raises(DataError, match="not stated"):
+    with pytest.raises(DataError, match="do not say whether"):
         Tokenizer.load(folder)
     for lowercase, token in ((True, "the"), (False, "The")):
         assert Tokenizer.load(folder, lowercase=lowercase).encode_text("The") == [TOKENS.index(token)]
