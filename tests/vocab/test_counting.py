@@ -20,9 +20,9 @@ def test_no_count_is_off_by_more_than_is_told(most: str, value: int, batches: li
         patch.setattr(counting, most, value)
         counts = Counts()
         for batch in batches:
-            counts.add(Counts(learned=Counter(batch)))
-    assert (len(counts.learned) if value == 16 else sum(map(len, counts.learned))) <= value
-    assert counts.learned.total() + counts.dropped_occurrences == truth.total()
+            counts.add(Counts(training=Counter(batch)))
+    assert (len(counts.training) if value == 16 else sum(map(len, counts.training))) <= value
+    assert counts.training.total() + counts.dropped_occurrences == truth.total()
     assert all(
-        counts.learned[word] <= count <= counts.learned[word] + counts.undercount for word, count in truth.items()
+        counts.training[word] <= count <= counts.training[word] + counts.undercount for word, count in truth.items()
     )

@@ -44,11 +44,11 @@ def test_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path
 def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(english_text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 20_000)
     monkeypatch.setattr(run, "MAX_TASKS", 1)
-    make(english_text, tmp_path / "whole", "vocab.size=800")
+    make(english_text, tmp_path / "one", "vocab.size=800")
     monkeypatch.setattr(run, "MAX_TASKS", 11)
-    monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
+    monkeypatch.setattr(run, "FILES_PER_MERGE", 3)
     make(english_text, tmp_path / "merged", "vocab.size=800", workers=2)
-    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "one")
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
