@@ -139,11 +139,8 @@ def _detect_language(samples: Sequence[str]) -> str:
     shown = ", ".join(map(str, languages[:3]))
     if sum(one.share for one in languages if one.confidence >= _MIN_CONFIDENCE) >= _MIN_SHARE:
         if languages[0].share < _MIN_SHARE:
-            raise ConfigError(
-                f"the text has no main language ({shown})",
-                where="data.language",
-                remedy="pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)",
-            )
+            remedy = "pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)"
+            raise ConfigError(f"the text has no main language ({shown})", where="data.language", remedy=remedy)
         print(f"language: {shown}: data.language is {languages[0].code}")
         return languages[0].code
     code = "en" if not languages or all(map(str.isascii, samples)) else languages[0].code

@@ -70,7 +70,6 @@ class Source:
 
     @property
     def is_local(self) -> bool:
-        """Whether the source is a file on this machine."""
         return self.format != "dataset" and not is_url(self.location)
 
     @property
@@ -150,10 +149,10 @@ def resolve(
     if not looks:
         return sources
     examine = partial(_all_examined, config=config, whole_words=whole_words)
-    if len(sources) <= SOURCES_PER_TASK:
+    tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
+    if len(tasks) == 1:
         sources = examine(sources)
     else:
-        tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
         sizes = [len(task) for task in tasks]
         parts = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
         sources = [source for part in parts for source in part]
@@ -338,7 +337,6 @@ def finer_boundary(sources: Sequence[Source]) -> str:
 
 
 def sample_text(source: Source) -> str:
-    """Return the start of a text file."""
     return decode(_sample(source), source.encoding)
 
 

@@ -1,7 +1,4 @@
-"""Text files in blocks or lines, decompressed and decoded, with positions for messages.
-
-Memory is bounded by a block, or by a line for callers that need complete lines. Repaired characters are counted.
-"""
+"""Text files in blocks or lines, decompressed and decoded, with positions for messages."""
 
 import codecs
 from collections import Counter
@@ -154,11 +151,9 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: 
         encoding = position.part.source.encoding
         if strict:
             byte = f": {error.reason}, byte 0x{block[error.start]:02x}" if encoding == UTF8 else ""
-            raise InputError(
-                f"the text is not {encoding.upper()}{byte}",
-                where=str(position._replace(in_part=position.in_part + block.count(b"\n", 0, error.start))),
-                remedy="convert it to UTF-8 (iconv); vocab and make-data without --strict replace and count such bytes",
-            ) from error
+            where = position._replace(in_part=position.in_part + block.count(b"\n", 0, error.start))
+            remedy = "convert it to UTF-8 (iconv); vocab and make-data without --strict replace and count such bytes"
+            raise InputError(f"the text is not {encoding.upper()}{byte}", where=str(where), remedy=remedy) from error
         text = block.decode("utf-8", errors="replace")
         invalid = text.count("\ufffd") - block.count("\ufffd".encode())
         counts[f"invalid_{encoding.replace('-', '')}_characters"] += invalid

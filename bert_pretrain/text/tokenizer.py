@@ -110,19 +110,16 @@ class Tokenizer:
         """
         content = read_tokenizer_folder(folder, flag)
         if content.lowercase is None and lowercase is None:
-            raise DataError(
-                "the files do not say whether this vocabulary is lowercase",
-                where=str(folder / CONFIG),
-                remedy='write {"do_lower_case": true} or {"do_lower_case": false} there, or pass --lowercase or '
-                "--no-lowercase to vocab --extend or make-data",
-            )
-        if None not in (content.lowercase, lowercase) and content.lowercase != lowercase:
-            raise DataError(
-                f"do_lower_case of {folder} is {str(content.lowercase).lower()}",
-                where="--lowercase" if lowercase else "--no-lowercase",
-                remedy=f"leave the flag out, or correct the folder's {CONFIG}",
-            )
-        content = content._replace(lowercase=lowercase if content.lowercase is None else content.lowercase)
+            what = "the files do not say whether this vocabulary is lowercase"
+            remedy = 'write {"do_lower_case": true} or {"do_lower_case": false} there, or pass --lowercase or '
+            remedy += "--no-lowercase to vocab --extend or make-data"
+            raise DataError(what, where=str(folder / CONFIG), remedy=remedy)
+        if content.lowercase is None:
+            content = content._replace(lowercase=lowercase)
+        elif lowercase not in (None, content.lowercase):
+            what = f"do_lower_case of {folder} is {str(content.lowercase).lower()}"
+            where, remedy = "--lowercase" if lowercase else "--no-lowercase", f"leave the flag out, or correct {CONFIG}"
+            raise DataError(what, where=where, remedy=remedy)
         try:
             return Tokenizer(**content._asdict(), folder=folder)
         except ValueError as error:
@@ -180,7 +177,7 @@ class Tokenizer:
         return frozenset(range(self.vocab_size)) - frozenset(self.word_piece_ids.tolist())
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of a text, without [CLS] and [SEP]. `Encoder` is faster for large texts."""
+        """Return the ids of a text, without [CLS] and [SEP]."""
         return self.encode_texts([text])[0]
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
@@ -229,8 +226,7 @@ class Tokenizer:
 def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
     tokenizer = Tokenizer.load(folder, lowercase=lowercase)
     if tokenizer.hash != hash_:
-        what = "the tokenizer changed while it was used"
-        raise DataError(what, where=str(folder), remedy="run the command again")
+        raise DataError("the tokenizer changed during the run", where=str(folder), remedy="run the command again")
     return tokenizer
 
 

@@ -25,11 +25,9 @@ def extend_vocabulary(
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
     if not room:
-        raise ConfigError(
-            f"the vocabulary of {old.folder} has no unused slots",
-            where="vocab.add_tokens",
-            remedy="set the number of tokens to add at its end, for example --add-tokens 1000",
-        )
+        what = f"the vocabulary of {old.folder} has no unused slots"
+        remedy = "set the number of tokens to add at its end, for example --add-tokens 1000"
+        raise ConfigError(what, where="vocab.add_tokens", remedy=remedy)
     characters = missing_characters(words, old, min_frequency)[:room]
     chosen: dict[str, int] = dict(characters)
     for word, count in _split_words(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):

@@ -95,11 +95,9 @@ def make_vocab(
 def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
     """Return the configuration with the text processing of the old tokenizer."""
     if old.whole_words or config.tokens == "words":
-        raise ConfigError(
-            "only a vocabulary of pieces of words can be extended",
-            where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
-            remedy="build a vocabulary of whole words from all the text, without --extend",
-        )
+        where = f"--extend {old.folder}" if old.whole_words else "vocab.tokens words"
+        remedy = "build a new vocabulary from all the text, without --extend"
+        raise ConfigError("only a vocabulary of word pieces can be extended", where=where, remedy=remedy)
     keys = ("lowercase", "strip_accents", "handle_chinese_chars")
     return config.model_copy(update=dict(zip(keys, old.settings.values(), strict=True)))
 
@@ -230,12 +228,10 @@ def _max_text_tokens(config: Config) -> int:
     """Return the maximum number of tokens that are neither special nor unused; raise a ConfigError if it is 0."""
     num_reserved = len(special_tokens(config.vocab.unused_tokens))
     if config.vocab.size <= num_reserved:
-        raise ConfigError(
-            f"vocab.size is {config.vocab.size}, but there are {num_reserved} special and unused tokens",
-            where="vocab.size",
-            remedy=f"set it to {num_reserved} plus one or two tokens for each character of the text, or lower "
-            f"vocab.unused_tokens ({config.vocab.unused_tokens})",
-        )
+        what = f"vocab.size is {config.vocab.size}, but there are {num_reserved} special and unused tokens"
+        remedy = f"set it to {num_reserved} plus one or two tokens for each character of the text, or lower "
+        remedy += f"vocab.unused_tokens ({config.vocab.unused_tokens})"
+        raise ConfigError(what, where="vocab.size", remedy=remedy)
     return config.vocab.size - num_reserved
 
 
@@ -243,11 +239,9 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
     """Return the extended vocabulary, and the new tokens for the manifest."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
-        raise InputError(
-            "the vocabulary already has every frequent word of the inputs",
-            where="--extend",
-            remedy=f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})",
-        )
+        remedy = f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})"
+        what = "the vocabulary already has every frequent word of the inputs"
+        raise InputError(what, where="--extend", remedy=remedy)
     in_slots = sum(token["id"] < old.vocab_size for token in added)
     examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
     print(f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …")

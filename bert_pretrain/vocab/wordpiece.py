@@ -71,7 +71,7 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         for character in word:
             counts[character] += count
         inside.update(word[1:])
-    total = sum(counts.values())
+    total = counts.total()
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     kept: list[str] = []
     covered = cost = 0
@@ -88,13 +88,10 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         covered += counts[character]
     coverage = covered / total if total else 0.0
     if coverage < MIN_COVERAGE:
-        by_size = limit is None or len(kept) < limit
-        raise ConfigError(
-            f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text, which has "
-            f"{len(ranked):,} different ones; every word with another character would be [UNK]",
-            where="vocab.size" if by_size else "vocab.limit_alphabet",
-            remedy="raise it; Chinese needs about 21,128 tokens",
-        )
+        where = "vocab.size" if limit is None or len(kept) < limit else "vocab.limit_alphabet"
+        what = f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text, which has "
+        what += f"{len(ranked):,} different ones; every word with another character would be [UNK]"
+        raise ConfigError(what, where=where, remedy="raise it; Chinese needs about 21,128 tokens")
     members = set(kept)
     left_out = [character for character in ranked if character not in members]
     return Alphabet(sorted(kept), sorted(inside & members), coverage, left_out)
