@@ -484,7 +484,7 @@ def merge(text: str, number: str) -> tuple[float, int]:
     """
     config = load_config()
     (source,) = resolve([text], config.data)
-    chunks = count_groups([(0, [ByteRange(source, 0, min(32_000_000, source.size or 0))])], config).learned
+    chunks = count_groups([(0, [ByteRange(source, 0, min(32_000_000, source.size or 0))])], config).training
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(each)) for each in range(int(number))]
         for table, file in enumerate(files):

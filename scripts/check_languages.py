@@ -120,9 +120,9 @@ def check_ids(texts: dict[str, str]) -> bool:
                 different.append((name, setting))
             if setting == "default":
                 accents["stripped" if words.metrics["strip_accents"] else "kept"] += 1
-                lost = sum(len(word) * count for word, count in words.learned.items()
+                lost = sum(len(word) * count for word, count in words.training.items()
                            if tokenizer.encode_text(word) == [tokenizer.unk_id])  # fmt: skip
-                unknown[name] = lost / sum(len(word) * count for word, count in words.learned.items())
+                unknown[name] = lost / sum(len(word) * count for word, count in words.training.items())
     most = sorted(unknown.items(), key=lambda item: -item[1])[:5]
     print(f"accents by default: {dict(accents)}; most characters in [UNK]: {[(name, f'{v:.2%}') for name, v in most]}")
     print(f"ids: {len(SETTINGS) * len(texts) - len(different)} of {len(SETTINGS) * len(texts)} equal; not: {different}")
@@ -133,12 +133,12 @@ def counts_of(text: np.ndarray) -> Counts:
     table = ChunkTable(around_cjk=True)
     _, numbers = table.number(text, np.zeros(1, dtype=np.int64))
     names = [character.encode() for character in characters()] + table.words
-    return Counts(learned=Counter({names[number]: count for number, count in Counter(numbers.tolist()).items()}))
+    return Counts(training=Counter({names[number]: count for number, count in Counter(numbers.tolist()).items()}))
 
 
 def tokenizer_of(words: NormalizedWords) -> Tokenizer:
-    alphabet = choose_alphabet(words.learned, None, 3800)
-    return Tokenizer(train_wordpiece(words.learned, alphabet, words.config)[0], **words.rules)
+    alphabet = choose_alphabet(words.training, None, 3800)
+    return Tokenizer(train_wordpiece(words.training, alphabet, words.config)[0], **words.rules)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from bert_pretrain.text import documents, ragged
 from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
 from bert_pretrain.text.readers import check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
-from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -99,7 +99,7 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
         source for source in sources if source.is_local and source.has_documents_at_lines and source.needs_decoding
     ]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
-    large = large if len(archives) <= FEW_SOURCES else []
+    large = large if len(archives) <= MAX_SAMPLED_SOURCES else []
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
     if not (store / _CUTS).exists():
         documents.report_undivided(sources, pool.num_workers)

@@ -22,7 +22,7 @@ from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
-from bert_pretrain.text.sources import FEW_DOCUMENTS, Source, is_mix
+from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_SLICE_TOKENS = 1 << 15
@@ -242,7 +242,7 @@ def _num_held_out(plan: Plan) -> int:
     limit = plan.num_training - needed
     if not config.validation_fraction or limit < needed:
         return 0
-    least = needed if plan.num_training < FEW_DOCUMENTS else 2
+    least = needed if plan.num_training < MIN_CORPUS_DOCUMENTS else 2
     count = min(max(least, round(config.validation_fraction * plan.num_training)), limit)
     missing = needed  # documents held out that must give examples
     for first in range(0, limit, 1024):

@@ -27,7 +27,7 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import beginning, with_language
+from bert_pretrain.text.languages import start_of_text, with_language
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
 from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
     if not tokenizer.strips_accents:
         return
     chosen = evenly_spaced(sources, min(len(sources), SOURCES_FOR_ACCENTS))
-    samples = (beginning(examined(source, config.data), config.data) for source in chosen)
+    samples = (start_of_text(examined(source, config.data), config.data) for source in chosen)
     text = "\n".join(sample[:ACCENT_CHARACTERS] for sample in samples)
     lowercase = bool(tokenizer.settings["do_lower_case"])
     loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)

@@ -19,9 +19,9 @@ from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
-from bert_pretrain.text.languages import CHINESE_FROM, count_letters, with_language
+from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_language
 from bert_pretrain.text.sentences import SentenceSplitter
-from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source, examined, resolve
 from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
@@ -42,13 +42,13 @@ class TextFacts:
     cjk_share: float  # share of Chinese characters in the letters
     is_divisible: bool  # whether a fraction can be read: many files, or files of several documents
     vocab_reads_all: bool = False  # whether `vocab` reads all text: few inputs that are compressed or not in UTF-8
-    boundary: str = ""  # document boundary to use if the configured one makes fewer than `FEW_DOCUMENTS`
+    boundary: str = ""  # document boundary to use if the configured one makes fewer than `MIN_CORPUS_DOCUMENTS`
     documents_as_configured: float = 0.0  # number of documents with the configured boundary, if `boundary` is set
     language: str = "en"
 
     @property
     def is_chinese(self) -> bool:
-        return self.cjk_share > CHINESE_FROM
+        return self.cjk_share > MIN_CHINESE_SHARE
 
     @property
     def tokens(self) -> float:
@@ -65,11 +65,11 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
         return facts
-    for boundary in ("blank_line", "line") if facts.documents < FEW_DOCUMENTS else ():
+    for boundary in ("blank_line", "line") if facts.documents < MIN_CORPUS_DOCUMENTS else ():
         other = config.model_copy(update={"document_boundary": boundary})
         retried = _measure([replace(source, boundary=boundary) for source in sources], other)
         # Lines of one sentence are documents or hard-wrapped text; these cannot be told apart.
-        if retried.documents >= FEW_DOCUMENTS and (boundary != "line" or retried.sentences_per_document >= 2):
+        if retried.documents >= MIN_CORPUS_DOCUMENTS and (boundary != "line" or retried.sentences_per_document >= 2):
             return replace(retried, boundary=boundary, documents_as_configured=facts.documents)
     return facts
 
@@ -106,8 +106,8 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
         language=config.language,
-        is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in chosen),
-        vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in chosen),
+        is_divisible=len(sources) > MAX_SAMPLED_SOURCES or all(source.has_documents_at_lines for source in chosen),
+        vocab_reads_all=len(sources) <= MAX_SAMPLED_SOURCES and any(source.needs_decoding for source in chosen),
     )
 
 

@@ -15,7 +15,7 @@ from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
-from bert_pretrain.text.sources import FEW_DOCUMENTS
+from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
 
 MIN_SECONDS = 120.0
 # Speed of `vocab` and `make-data` on a slow core, share of `vocab` in their time, and time to start all stages.
@@ -268,7 +268,7 @@ def _pairs(text: TextFacts) -> tuple[str, str]:
     """Return `data.next_sentence` and the reason for it."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, too short for a pair"
-    if text.documents < FEW_DOCUMENTS:
+    if text.documents < MIN_CORPUS_DOCUMENTS:
         return "sop", "too few documents to draw a random B from; sentence order needs only one"
     return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"
 

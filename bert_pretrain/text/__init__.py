@@ -1,1 +1,1 @@
-"""Any input to documents, and documents to the ids of BERT's tokenizer."""
+"""Reading documents from inputs of any format, and tokenizing them."""

@@ -1,7 +1,7 @@
-"""Sources to documents: the documents of every supported format and compression.
+"""Documents from sources of every supported format and compression.
 
-`cut` divides large inputs into parts at document boundaries; `read` streams the documents of a part, long ones in
-several pieces, so that memory is bounded for documents of any length. Every drop and repair is counted by reason.
+`cut` divides large inputs into parts at document boundaries. `read` streams the documents of a part, and splits long
+ones into pieces to bound memory. Every dropped or repaired record is counted by reason.
 """
 
 import itertools
@@ -19,24 +19,23 @@ from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
-MAX_CHARACTERS = 4 << 20
-"""Maximum length of a `Document`; a longer one is divided into several."""
+MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
 PART_BYTES = 8 << 20
-MAX_PARTS = 4096  # about; each part is a folder of the token store and a task
-_BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
-_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}
-"""Separators of documents, by boundary."""
+MAX_PARTS = 4096  # approximately; each part is a task and a folder of the token store
+_BLANK = b" \t\r\n"  # characters of a blank line; a form feed ends a page, not a document
+_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}  # by boundary
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:
-    """Return the size of a part for these inputs: large corpora are read in larger parts."""
+    """Return the size of a part in bytes, which is larger for large corpora."""
     return max(PART_BYTES, sum(source.size or 0 for source in sources) // MAX_PARTS)
 
 
 def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[ByteRange]:
-    """Cut a large input into parts at document boundaries, if it can be read from anywhere; others are one part.
+    """Cut an input into parts at document boundaries.
 
-    Of a source that is not to be read whole, some of the parts, at least one.
+    Small inputs, and inputs without random access, are one part. If `source.fraction` is below 1, return this share of
+    the parts, evenly spaced and at least one.
     """
     bounds = _row_bounds(source, part_bytes) if source.format == "dataset" else _bounds(source, part_bytes, unpacked)
     parts = [ByteRange(source, start, stop, unpacked) for start, stop in bounds]
@@ -45,11 +44,11 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
 
 def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tuple[int, int | None]]:
     size = unpacked.stat().st_size if unpacked is not None else source.size or 0
-    part_bytes *= 1 if source.is_local else 8  # to find a cut, a few megabytes are fetched
+    part_bytes *= 1 if source.is_local else 8  # finding a cut downloads a few megabytes
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [(0, None)]
     with open_input(str(unpacked or source.location)) as file:
-        if not file.seekable():  # from a server that sends whole files only
+        if not file.seekable():  # the server only sends whole files
             return [(0, None)]
         is_table = source.format == "parquet"
         cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
@@ -58,14 +57,14 @@ def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tupl
 
 def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]:
     splits = list(open_version(source.location, source.version).values())
-    number = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
-    if number < 2:
+    num_parts = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
+    if num_parts < 2:
         return [(0, None)]
-    return list(itertools.pairwise(index * len(splits[0]) // number for index in range(number + 1)))
+    return list(itertools.pairwise(index * len(splits[0]) // num_parts for index in range(num_parts + 1)))
 
 
 def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
-    """Return the bytes at which parts begin: each the first at which a document does, after `part_bytes` of another."""
+    """Return the bytes at which parts begin. A part ends at the first document boundary after `part_bytes`."""
     cuts = [0]
     while cuts[-1] + 2 * part_bytes < size:
         file.seek(cuts[-1] + part_bytes)
@@ -73,14 +72,14 @@ def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) ->
         while source.boundary == "blank_line" and not _skip_line(file):
             pass
         position = file.tell()
-        if not file.read(1):  # the end of the file
+        if not file.read(1):  # end of file
             break
         cuts.append(position)
     return cuts
 
 
 def _skip_line(file: BinaryIO) -> bool:
-    """Skip a line, which may be longer than memory; returns whether it is blank, as the end of the file is."""
+    """Skip a line of any length, and return whether it is blank. The end of the file counts as blank."""
     is_blank = True
     while True:
         piece = file.readline(1 << 20)
@@ -90,58 +89,58 @@ def _skip_line(file: BinaryIO) -> bool:
 
 
 def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, ...]]:
-    """Group small parts, in order, so that a folder of many small files does not become as many tasks."""
+    """Group small parts, in order, so that many small files become few tasks."""
     groups: list[list[ByteRange]] = []
-    filled = part_bytes
+    group_bytes = part_bytes
     for part in parts:
         size = part.num_bytes if part.source.size is not None else part_bytes
-        if filled + size > part_bytes:
+        if group_bytes + size > part_bytes:
             groups.append([])
-            filled = 0
+            group_bytes = 0
         groups[-1].append(part)
-        filled += size
+        group_bytes += size
     return [tuple(parts) for parts in groups]
 
 
 def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Report large inputs that one core reads while the others wait, before the text is read."""
+    """Print the large inputs that cannot be divided, as other cores will wait for them."""
     sizes = {source.location: source.size or 0 for source in sources if not source.is_divisible}
-    least = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
-    if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= least]):
+    min_bytes = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
+    if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= min_bytes]):
         print(
-            f"{', '.join(large)}: one core reads it while others wait, since such a file cannot be divided; plain .txt "
-            "and .jsonl, Parquet and datasets can, and many files are read side by side"
+            f"{', '.join(large)}: such a file cannot be divided, so one core reads it while others wait\n"
+            "  hint: uncompressed .txt and .jsonl, Parquet and datasets are divided; many files are read in parallel"
         )
 
 
 def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:
-    """Return unit and weights of a progress bar over groups of parts: bytes, or parts where a size is not known."""
+    """Return the unit and weights of a progress bar over groups of parts: bytes, or parts if a size is unknown."""
     if any(part.source.size is None for parts in groups for part in parts):
         return {"unit": "part", "weights": [len(parts) for parts in groups]}
     return {"unit": "B", "weights": [sum(part.num_bytes for part in parts) for parts in groups]}
 
 
 def check_unchanged(parts: Iterable[ByteRange]) -> None:
-    """Check that the sources of parts have not changed since they were resolved."""
+    """Raise an InputError if a source has changed since it was resolved."""
     for source in dict.fromkeys(part.source for part in parts):
         source.check_unchanged()
 
 
 class Document(NamedTuple):
-    """A document's text, or one of several pieces of a long one, cut where a line or word ends."""
+    """The text of a document, or a piece of a long document, cut at the end of a line or word."""
 
     text: str
     ends_document: bool
 
 
 def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a part, long ones in pieces; repairs and drops are counted by reason."""
+    """Yield the documents of a part, long ones in pieces, and count repairs and drops by reason in `counts`."""
     if part.source.format == "txt":
         pieces = _read_txt(part, config, counts)
     else:
         texts = read_texts(part, config, counts)
         pieces = (piece for text in texts if text is not None for piece in _split_long(text))
-    counts_empty = part.source.boundary not in ("blank_line", "line")  # there, consecutive blank lines are one boundary
+    counts_empty = part.source.boundary not in ("blank_line", "line")  # where consecutive blank lines are one boundary
     blanks, is_begun = "", False
     for piece in pieces:
         if is_begun or (not piece.text.isspace() and piece.text):
@@ -171,7 +170,7 @@ def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iter
         *documents, rest = separator.split(line_end + text) if separator else [text]
         for document in documents:
             yield Document(document, ends_document=True)
-        # A blank line may begin with the line end that closes this block, which is therefore read with the next block.
+        # The line end that closes this block may be the start of a blank line, so it is moved to the next block.
         line_end = "\n" if part.source.boundary == "blank_line" and text.endswith("\n") else ""
         yield Document(rest.removesuffix(line_end), ends_document=False)
     yield Document("", ends_document=True)

@@ -1,7 +1,7 @@
-"""Encodings of text: detected from the beginning of a file, and its content as UTF-8.
+"""Detection of text encodings, and conversion to UTF-8.
 
-UTF-8 is expected unless the configuration names another encoding or says `auto`. Text that is not what it is expected
-to be is refused with the likely encoding, never read as something else without a word.
+UTF-8 is expected unless the configuration names another encoding or says `auto`. Text in an unexpected encoding raises
+an error that names the likely encoding.
 """
 
 import codecs
@@ -12,45 +12,47 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io.inputs import stream_of
 
 AUTO, UTF8 = "auto", "utf-8"
+# The error handler _MARKING decodes an invalid byte sequence to _INVALID, a lone surrogate. It is encoded as 0xFF, a
+# byte that UTF-8 never has.
 _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
-"""What stands for a sequence of bytes that is invalid, and the name of the error handler that sets it: half a surrogate
-pair, which becomes 0xFF, a byte that UTF-8 never has."""
 codecs.register_error(_MARKING, lambda error: (_INVALID, cast(UnicodeDecodeError, error).end))
 _BLOCK_BYTES = 1 << 15
 _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
+# Text is in another encoding, rather than damaged, if invalid characters exceed _MAX_INVALID of all characters and the
+# second limit of the non-ASCII ones. The limit is low for legacy encodings: Shift-JIS decodes 98 % of GB18030 text.
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
-"""Shares of all characters, and of those beyond ASCII: above both, text is in another encoding rather than damaged.
-Other encodings read more of a foreign text than UTF-8 does: GB18030 is Shift-JIS by all but 2 %."""
-_MAX_NUL = 0.2  # text has none, but in UTF-16 and UTF-32 each ASCII character holds some
-_MIN_UTF8_CHARACTERS = 10  # of several bytes, from which on valid UTF-8 is no chance
-_MARKS = {
+_MAX_NUL = 0.2  # share of NUL characters; a higher one means UTF-16 or UTF-32
+_MIN_UTF8_CHARACTERS = 10  # non-ASCII characters; fewer may be valid UTF-8 by chance
+_BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: UTF8,
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "utf-32",  # must precede UTF-16, as its mark starts with that of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Those looked for. Of several that read a sample alike, the first is meant: the common one, or one that has all others.
-_COMMON = (
+# The encodings that are detected. If several decode a sample to the same text, the first of them is chosen.
+_DETECTED = (
     *("gb18030", "cp950", "cp932", "euc_jp", "cp949", "koi8_r", "koi8_u", "cp1251", "cp866", "cp1252", "cp1250"),
     *("iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be"),
 )
-_CENTRAL, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
-"""Western European text fits these better than cp1252 at times, by so little; Czech or Polish text by more."""
-_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}
-"""Text that is called by the first often holds characters of the second, which reads all else alike."""
-_CHINESE = {"gb18030": "cp950", "cp950": "gb18030", "big5": "gb18030", "big5hkscs": "gb18030"}
-"""Encodings that read most of each other's text, as rare characters, and the other of each."""
+# Western European text sometimes scores up to _TIE better in these than in cp1252; Czech or Polish text scores more.
+_CENTRAL_EUROPEAN, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
+_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}  # files named by the subset often use the superset
+# GB18030 and Big5 decode most of each other's text, but to rare characters.
+_OTHER_CHINESE = {"gb18030": "cp950", "cp950": "gb18030", "big5": "gb18030", "big5hkscs": "gb18030"}
+# 40 % of the characters of Chinese text are among these, but almost none of text in the wrong encoding.
 _COMMON_CHARACTERS = frozenset(
     "的一是不了個个在你有用這这來来我以可人道中他到上如為为要下時时行們们說说使大件得能之和會会將将它子也數数那出於于文過过就此去"
     "後后些面發发本多同作裡里開开器所見见看自進进程方只事好何並并對对前果其而定應应"
 )
-"""Four of ten in running text are among these; misread, nearly none."""
 
 
 def encoding_of(sample: bytes, expected: str, location: str) -> str:
-    """Return the encoding of a file, given its beginning; `expected` is the name of one, or `auto` to detect it."""
+    """Return the encoding of a file from a sample of its first bytes.
+
+    `expected` is the name of an encoding, or `auto` to detect it. Text in another encoding raises an InputError.
+    """
     if expected != AUTO:
         expected = codecs.lookup(expected).name.removesuffix("-sig")
         expected = _SUPERSETS.get(expected, expected)
@@ -65,13 +67,13 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
 
 
 def likely_encoding(sample: bytes) -> str | None:
-    """Return the name of the encoding that a text is most likely in, None where none fits."""
-    for mark, encoding in _MARKS.items():
+    """Return the most likely encoding of a sample, None if none fits."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
         if sample.startswith(mark):
             return encoding
     if not _is_foreign(sample, UTF8):
         return UTF8
-    # All at once, or piece by piece where damaged bytes fit no encoding.
+    # If damaged bytes fit no encoding, try smaller pieces.
     for begin, size in ((0, _GUESS_BYTES), *((begin, _PIECE_BYTES) for begin in range(0, _GUESS_BYTES, _PIECE_BYTES))):
         name = _guess(sample[begin : begin + size])
         if name is not None and not _is_foreign(sample, name):
@@ -80,39 +82,39 @@ def likely_encoding(sample: bytes) -> str | None:
 
 
 def _other_chinese(sample: bytes, encoding: str) -> str | None:
-    """Return Big5 for GB18030, or the reverse, if the text has far more common characters in it."""
-    other = _CHINESE.get(encoding)
+    """Return Big5 for GB18030, or the reverse, if that gives far more common characters; None otherwise."""
+    other = _OTHER_CHINESE.get(encoding)
     if other is None or _is_surely_utf8(sample, encoding) or _is_foreign(sample, other):
         return None
-    own_share, other_share = _common_share(sample, encoding), _common_share(sample, other)
-    return other if other_share > 0.1 and other_share > 3 * own_share else None
+    share, other_share = _common_share(sample, encoding), _common_share(sample, other)
+    return other if other_share > 0.1 and other_share > 3 * share else None
 
 
 def _common_share(sample: bytes, encoding: str) -> float:
-    """Return the share of common characters among the Chinese ones, 0 where there are few."""
-    found = [character for character in _marked(sample, encoding) if "\u4e00" <= character <= "\u9fff"]
-    return sum(character in _COMMON_CHARACTERS for character in found) / max(len(found), 20)
+    """Return the share of common characters among the Chinese characters. Fewer than 20 characters count as 20."""
+    chinese = [character for character in _marked(sample, encoding) if "\u4e00" <= character <= "\u9fff"]
+    return sum(character in _COMMON_CHARACTERS for character in chinese) / max(len(chinese), 20)
 
 
 def _guess(sample: bytes) -> str | None:
     from charset_normalizer import from_bytes
 
-    if b"\0" not in sample:  # else UTF-16 or UTF-32; elsewhere, no character of several bytes holds one of these
+    if b"\0" not in sample:  # not UTF-16 or UTF-32: drop a last, incomplete character; none contains these bytes
         sample = sample[: max(map(sample.rfind, (b"\n", b" ", b",", b".", b'"'))) + 1] or sample
-    found = from_bytes(sample, cp_isolation=list(_COMMON))
-    best = found.best()
-    alike = set(best.could_be_from_charset).intersection(_COMMON) if best else ()
-    if best is None or not alike:
+    matches = from_bytes(sample, cp_isolation=list(_DETECTED))
+    best = matches.best()
+    names = set(best.could_be_from_charset).intersection(_DETECTED) if best else ()
+    if best is None or not names:
         return None
-    name = min(alike, key=_COMMON.index)
-    western = next((match for match in found if match.encoding == "cp1252"), None)
-    if western and name in _CENTRAL and western.chaos - western.coherence <= best.chaos - best.coherence + _TIE:
-        name = "cp1252"
+    name = min(names, key=_DETECTED.index)
+    western = next((match for match in matches if match.encoding == "cp1252"), None)
+    if western and name in _CENTRAL_EUROPEAN:
+        name = "cp1252" if western.chaos - western.coherence <= best.chaos - best.coherence + _TIE else name
     return codecs.lookup(name).name
 
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
-    """Return the content of a file as UTF-8; a sequence of bytes that is invalid becomes one that is invalid there."""
+    """Convert the content of a file to UTF-8. An invalid byte sequence becomes the byte 0xFF, invalid in UTF-8."""
     return file if encoding == UTF8 else stream_of(file, _recoded(file, encoding))
 
 
@@ -124,20 +126,21 @@ def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:
 
 
 def decode(sample: bytes, encoding: str) -> str:
-    """Return the text of the beginning of a file, with U+FFFD for what is invalid, without a byte order mark."""
+    """Decode the first bytes of a file. Invalid bytes become U+FFFD; the byte order mark is removed."""
     return _marked(sample, encoding).replace(_INVALID, "\ufffd")
 
 
 def _marked(sample: bytes, encoding: str) -> str:
-    try:  # a last character that is not complete is left out
+    """Decode a sample without a last, incomplete character. Invalid bytes become `_INVALID`."""
+    try:
         return codecs.getincrementaldecoder(encoding)(_MARKING).decode(sample).removeprefix("\ufeff")
-    except UnicodeError:  # UTF-16 or UTF-32 without the mark that tells the order
+    except UnicodeError:  # UTF-16 or UTF-32 without a byte order mark
         return _INVALID
 
 
 def _is_foreign(sample: bytes, encoding: str) -> bool:
-    """Whether text is in another encoding."""
-    if encoding == UTF8 and sample.startswith(tuple(mark for mark, name in _MARKS.items() if name != UTF8)):
+    """Whether text is in another encoding, rather than damaged."""
+    if encoding == UTF8 and sample.startswith(tuple(mark for mark, name in _BYTE_ORDER_MARKS.items() if name != UTF8)):
         return True
     text = _marked(sample, encoding)
     if text.count("\0") > _MAX_NUL * len(text):
@@ -148,7 +151,7 @@ def _is_foreign(sample: bytes, encoding: str) -> bool:
 
 
 def _is_surely_utf8(sample: bytes, expected: str) -> bool:
-    """Whether text is UTF-8 although another encoding is expected, which may read it, as something else."""
+    """Whether text is UTF-8, even if the expected encoding can decode it too."""
     try:
         text = codecs.getincrementaldecoder(UTF8)().decode(sample)
     except UnicodeError:
@@ -167,6 +170,6 @@ def _foreign(sample: bytes, expected: str, likely: str | None, location: str) ->
     before, invalid, _ = _marked(sample, UTF8 if expected == AUTO else expected).partition(_INVALID)
     where = f"{location}: line {1 + before.count(chr(10))}" if invalid else location
     if likely is None:
-        return InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is no text")
-    remedy = f"name its encoding: --encoding {likely} (auto: each file has its own), or convert it to UTF-8 (iconv)"
+        return InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is not text")
+    remedy = f"pass --encoding {likely} (or auto to detect it for each file), or convert it to UTF-8 (iconv)"
     return InputError(f"{what}, but probably {likely}", where=where, remedy=remedy)

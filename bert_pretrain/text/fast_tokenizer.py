@@ -1,9 +1,9 @@
-"""Text to ids at memory speed, exactly those of `tokenizers` to the last id.
+"""A vectorized tokenizer with exactly the ids of `tokenizers`.
 
-BERT's normaliser and pre-tokeniser never look across a blank, an ASCII punctuation mark or a CJK character. So text is
-cut there, each distinct chunk is tokenised once, and the ids are gathered; the vocabulary counts the same chunks. Words
-of letters, marks and digits are tokenised here, all new ones at once, after `tokenizers` has normalized them; all else
-goes to `tokenizers`. A chunk of up to 32 bytes is its own key in a hash table made of arrays.
+BERT's normalizer and pre-tokenizer never look across a blank, an ASCII punctuation mark or a CJK character. So text is
+cut there, each distinct chunk is tokenized once, and the ids are gathered; the vocabulary counts the same chunks. Words
+of letters, marks and digits are normalized by `tokenizers` and tokenized here in batches. `tokenizers` encodes all
+others. A chunk of up to 32 bytes is its own key in a hash table.
 """
 
 import re
@@ -16,51 +16,53 @@ from bert_pretrain.text.key_table import KEY_BYTES, MAX_KEY_BYTES, KeyTable, wor
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
-# The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
-_BLANKS = b" \t\n\r"
+_BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by blanks
 _PUNCTUATION_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _IN_WORD, _BLANK, _PUNCTUATION = range(3)
 _BLANKS_ONLY = bytes(_BLANK if byte in _BLANKS else _IN_WORD for byte in range(256))
 _CLASSES = bytes(_PUNCTUATION if byte in _PUNCTUATION_MARKS else _BLANKS_ONLY[byte] for byte in range(256))
 
-# The unified ideographs: nearly all CJK text. BERT sets blanks around further blocks too; their rare characters stay
-# inside words, which the library tokenises.
+# The unified ideographs, nearly all CJK text. BERT also splits at rarer CJK blocks; here they stay inside words, which
+# `tokenizers` encodes.
 CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
 
-# Numbers below are single characters: an ASCII punctuation mark is its byte, a CJK character follows them.
+# Chunk numbers: an ASCII punctuation mark is its byte, then come CJK characters, then words.
 _FIRST_CJK_NUMBER = 128
 FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
 
-_WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
+_BATCH_WORDS = 1 << 17  # the keys of a batch fit the processor's cache
 MAX_CACHED_WORDS = 1 << 20
-MAX_CACHED_BYTES = 64 << 20
-"""Bytes in the cache of chunks longer than `MAX_KEY_BYTES`, such as data URIs."""
+MAX_CACHED_BYTES = 64 << 20  # of chunks longer than `MAX_KEY_BYTES`, such as data URIs
 
 
 class Encoder:
-    """Text to ids for whole arrays of text: a table of the distinct chunks seen so far in front of the library."""
+    """Encodes large blocks of text, with a cache of the distinct chunks seen so far."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        known = {token: index for index, token in enumerate(tokenizer.tokens)}
-        ids = [known.get(character, tokenizer.unk_id) for character in characters()]
-        self._characters = np.array(ids, dtype=tokenizer.id_dtype)
+        ids = {token: index for index, token in enumerate(tokenizer.tokens)}
+        character_ids = [ids.get(character, tokenizer.unk_id) for character in characters()]
+        self._character_ids = np.array(character_ids, dtype=tokenizer.id_dtype)
         self._word_piece = _WordPiece(tokenizer)
         self._clear()
 
     def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of consecutive sentences, each as if it were tokenised alone, (tokens,), and their offsets.
+        """Tokenize consecutive sentences independently.
 
-        The text is valid UTF-8, (bytes,) uint8; some megabytes at once are fastest. A sentence begins at each of the
-        bytes `starts`, ascending from 0, (sentences,), and ends where the next begins.
+        Args:
+            text: valid UTF-8, (bytes,) uint8; blocks of a few megabytes are fastest.
+            starts: the first byte of each sentence, ascending from 0, (sentences,).
+
+        Returns the ids (tokens,) and the offsets of the sentences (sentences + 1,).
         """
         ids, places, offsets = self.encode_chunks(text, starts)
         return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
 
     def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids of the chunks of a text, cut at `starts` as well: ids of words, punctuation, CJK characters.
+        """Tokenize a text by chunks, which are words, punctuation marks and CJK characters, also cut at `starts`.
 
-        With them, the byte where each chunk begins (chunks,) int64, and offsets (chunks + 1,) int64 into ids (tokens,).
+        Returns the ids (tokens,), the first byte of each chunk (chunks,) int64, and the offsets of the chunks' ids
+        (chunks + 1,) int64.
         """
         if len(text) == 0:
             empty = np.zeros(0, dtype=np.int64)
@@ -76,25 +78,25 @@ class Encoder:
     def _clear(self) -> None:
         around_cjk = bool(self._tokenizer.settings["tokenize_chinese_chars"])
         self._table = ChunkTable(around_cjk=around_cjk, whole_words=self._tokenizer.whole_words)
-        self._ids = self._characters
+        self._ids = self._character_ids
         self._begins = np.arange(len(self._ids), dtype=np.int64)
         self._lengths = np.ones(len(self._ids), dtype=np.int32)
 
     def _gather(self, numbers: np.ndarray, lengths: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the ids of chunks, one after the other; most have one, which is written first."""
+        """Return the concatenated ids of chunks."""
         if (lengths == 0).any():
             kept = np.flatnonzero(lengths)
             numbers, lengths, offsets = numbers[kept], lengths[kept], np.append(offsets[kept], offsets[-1])
         begins = self._begins[numbers]
         ids = np.empty(offsets[-1], dtype=self._tokenizer.id_dtype)
-        ids[offsets[:-1]] = self._ids[begins]
+        ids[offsets[:-1]] = self._ids[begins]  # most chunks have one id
         several = np.flatnonzero(lengths > 1)
         rest = lengths[several] - 1
         ids[ragged.spans(offsets[several] + 1, rest)] = self._ids[ragged.spans(begins[several] + 1, rest)]
         return ids
 
     def _encode_new_words(self) -> None:
-        """Tokenise the words of the table that have no ids yet."""
+        """Tokenize the words of the table that have no ids yet."""
         words = self._table.words[len(self._lengths) - FIRST_WORD_NUMBER :]
         if not words:
             return
@@ -114,55 +116,48 @@ class Encoder:
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
 
     def _normalized(self, words: list[bytes]) -> list[bytes | None]:
-        """Return each word as the library normalizes it, None where the library has to cut or drop it.
+        """Return each word as `tokenizers` normalizes it, None if `tokenizers` splits or drops it.
 
-        Words hold no ASCII punctuation, so that all are normalized as one text with commas between them.
+        Words have no ASCII punctuation, so they are normalized as one text with commas between them.
         """
         if self._tokenizer.whole_words:
             return [None] * len(words)
         lowercase = self._tokenizer.settings["do_lower_case"]
-        found: list[bytes | None] = [
-            (word.lower() if lowercase else word) if word.isalnum() else None for word in words
-        ]
-        others = [number for number, word in enumerate(found) if word is None]
+        normalized = [(word.lower() if lowercase else word) if word.isalnum() else None for word in words]
+        others = [number for number, word in enumerate(normalized) if word is None]
         if not others:
-            return found
+            return normalized
         joined = b",".join([words[number] for number in others]).decode()
-        normalized = self._tokenizer.backend.normalizer.normalize_str(joined)
-        doubtful = "".join(character for character in set(normalized) - {","} if not self._is_plain(character))
-        needs_library = re.compile(f"[{re.escape(doubtful)}]|^$" if doubtful else "^$").search
-        for number, word in zip(others, normalized.split(","), strict=True):
-            found[number] = None if needs_library(word) else word.encode()
-        return found
+        joined = self._tokenizer.backend.normalizer.normalize_str(joined)
+        separators = "".join(character for character in set(joined) - {","} if not self._is_plain(character))
+        needs_library = re.compile(f"[{re.escape(separators)}]|^$" if separators else "^$").search
+        for number, word in zip(others, joined.split(","), strict=True):
+            normalized[number] = None if needs_library(word) else word.encode()
+        return normalized
 
     def _is_plain(self, character: str) -> bool:
-        """Whether BERT never cuts a word at a character."""
+        """Whether BERT never splits a word at a character."""
         if self._tokenizer.split_clusters and any(first <= ord(character) <= last for first, last in UNSPACED_BLOCKS):
             return False
         return unicodedata.category(character)[0] in "LMN"
 
 
 class ChunkTable:
-    """Numbers the distinct chunks of all texts: equal chunks have equal numbers.
-
-    Text is cut around CJK characters or not; with `whole_words`, at blanks only.
-    """
+    """Assigns numbers to distinct chunks of text. `whole_words` cuts text at blanks only."""
 
     def __init__(self, *, around_cjk: bool, whole_words: bool = False) -> None:
-        self.words: list[bytes] = []
-        """The chunks that are not single characters; number `FIRST_WORD_NUMBER + i` is `words[i]`."""
+        self.words: list[bytes] = []  # `words[i]` has number `FIRST_WORD_NUMBER + i`
         self._around_cjk = around_cjk and not whole_words
         self._classes = _BLANKS_ONLY if whole_words else _CLASSES
         self._short = KeyTable(1)
         self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
         self._long: dict[bytes, int] = {}
-        self.num_bytes = 0
-        """Bytes of the chunks longer than `MAX_KEY_BYTES`."""
+        self.num_bytes = 0  # of the chunks longer than `MAX_KEY_BYTES`
 
     def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
 
-        Returns where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32; no chunk has blanks.
+        Returns the first byte of each chunk (chunks,) int64, ascending, and its number (chunks,) int32.
         """
         is_word = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
         is_alone = is_word == _PUNCTUATION
@@ -186,13 +181,13 @@ class ChunkTable:
         numbers[is_character] = _numbers_of_characters(text, places[is_character])
         in_word = np.flatnonzero(~is_character)
         padded = np.concatenate([text, np.zeros(MAX_KEY_BYTES, dtype=np.uint8)])
-        for first in range(0, len(in_word), _WORDS_AT_ONCE):
-            some = slice(first, first + _WORDS_AT_ONCE)
-            numbers[in_word[some]] = self._number_words(padded, places[in_word[some]], word_ends[some])
+        for first in range(0, len(in_word), _BATCH_WORDS):
+            batch = slice(first, first + _BATCH_WORDS)
+            numbers[in_word[batch]] = self._number_words(padded, places[in_word[batch]], word_ends[batch])
         return places, numbers
 
     def _number_words(self, text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the numbers of words; `text` continues for `MAX_KEY_BYTES` after the last."""
+        """Return the numbers of words. `text` must have `MAX_KEY_BYTES` bytes after the last word."""
         lengths = ends - starts
         is_short = lengths <= KEY_BYTES
         if is_short.all():
@@ -223,12 +218,12 @@ class ChunkTable:
 
 
 def characters() -> list[str]:
-    """Return the characters of the numbers below `FIRST_WORD_NUMBER`."""
+    """Return the characters with the numbers 0 to `FIRST_WORD_NUMBER - 1`."""
     return [chr(point) for point in (*range(_FIRST_CJK_NUMBER), *range(CJK_FIRST, CJK_LAST + 1))]
 
 
 def cjk_leads(text: np.ndarray) -> np.ndarray | None:
-    """Mark the first byte of every character in U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF); None if there is none."""
+    """Return the mask of first bytes of U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF), None if there are none."""
     leads = (text >= 0xE4) & (text <= 0xE9)
     if not leads.any():
         return None
@@ -237,7 +232,7 @@ def cjk_leads(text: np.ndarray) -> np.ndarray | None:
 
 
 def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the numbers of the punctuation marks and CJK characters that begin at `places`."""
+    """Return the numbers of the punctuation marks and CJK characters at `places`."""
     numbers = text[places].astype(np.int32)
     is_cjk = np.flatnonzero(numbers >= 0x80)
     if len(is_cjk):
@@ -250,31 +245,31 @@ def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Return words as one text with `MAX_KEY_BYTES` zeros after it, and offsets (words + 1,) where each begins."""
+    """Join words to one text, padded with `MAX_KEY_BYTES` zeros; also return the offsets (words + 1,) of the words."""
     text = np.frombuffer(b"".join(words) + bytes(MAX_KEY_BYTES), dtype=np.uint8)
     return text, ragged.offsets_of(np.array([len(word) for word in words], dtype=np.int64))
 
 
-_TokenTables = list[tuple[KeyTable, np.ndarray]]
-"""Tables from tokens of up to `KEY_BYTES` bytes, and from longer ones, to numbers; with the id of each number."""
+_TokenTables = list[tuple[KeyTable, np.ndarray]]  # from tokens to numbers, and from numbers to ids
 
 
 def _token_tables(tokens: list[tuple[bytes, int]]) -> _TokenTables:
+    """Return one table for tokens of up to `KEY_BYTES` bytes and one for longer tokens."""
     tables = []
     for columns, is_long in ((1, False), (MAX_KEY_BYTES // KEY_BYTES, True)):
-        some = [token for token in tokens if (len(token[0]) > KEY_BYTES) is is_long]
+        entries = [token for token in tokens if (len(token[0]) > KEY_BYTES) is is_long]
         table = KeyTable(columns)
-        text, offsets = _join([token for token, _ in some])
+        text, offsets = _join([token for token, _ in entries])
         _, order = table.insert(word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
-        # -1 for the number -1, which is none.
-        tables.append((table, np.append(np.array([index for _, index in some], dtype=np.int64)[order], -1)))
+        ids = np.array([index for _, index in entries], dtype=np.int64)[order]
+        tables.append((table, np.append(ids, -1)))  # an absent token has the number -1, so the id -1
     return tables
 
 
 class _WordPiece:
-    """Longest match first (Wu et al., 2016; Devlin et al., 2018) for normalized words, all at once.
+    """WordPiece, or longest match first (Wu et al., 2016; Devlin et al., 2018), for many normalized words.
 
-    Tokens are compared as bytes of UTF-8: a token always ends where a character does.
+    Tokens are compared as UTF-8 bytes; they always end at the end of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -288,52 +283,52 @@ class _WordPiece:
         self._later = _token_tables([(token, index) for token, index in plain if is_subword[index]])
 
     def encode(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of words of at most `MAX_KEY_BYTES` bytes, one after the other, and ids per word."""
+        """Return the concatenated ids of words of at most `MAX_KEY_BYTES` bytes, and the number of ids of each."""
         text, offsets = _join(words)
         position, ends = offsets[:-1].copy(), offsets[1:]
         active = np.arange(len(words))
         tables = self._first
-        found_words, found_ids, unknown = [active[:0]], [np.zeros(0, dtype=np.int64)], [active[:0]]
+        piece_words, piece_ids, unknown = [active[:0]], [np.zeros(0, dtype=np.int64)], [active[:0]]
         while len(active):
             ids, lengths = self._longest_matches(tables, text, position[active], ends[active])
             is_match = lengths > 0
             unknown.append(active[~is_match])
             active = active[is_match]
-            found_words.append(active)
-            found_ids.append(ids[is_match])
+            piece_words.append(active)
+            piece_ids.append(ids[is_match])
             position[active] += lengths[is_match]
             active = active[position[active] < ends[active]]
             tables = self._later
-        # A word with an unknown piece is [UNK] as a whole.
+        # A word with an unknown piece becomes a single [UNK].
+        unknown_words = np.concatenate(unknown)
         is_unknown = np.zeros(len(words), dtype=bool)
-        is_unknown[np.concatenate(unknown)] = True
-        word, ids = np.concatenate(found_words), np.concatenate(found_ids)
+        is_unknown[unknown_words] = True
+        word, ids = np.concatenate(piece_words), np.concatenate(piece_ids)
         kept = ~is_unknown[word]
-        lost = np.flatnonzero(is_unknown)
-        word = np.concatenate([word[kept], lost])
-        ids = np.concatenate([ids[kept], np.full(len(lost), self._unk_id)])
+        word = np.concatenate([word[kept], unknown_words])
+        ids = np.concatenate([ids[kept], np.full(len(unknown_words), self._unk_id)])
         order = np.argsort(word, kind="stable")
         return ids[order].astype(self._dtype), np.bincount(word, minlength=len(words))
 
     def _longest_matches(
-        self, tables: "_TokenTables", text: np.ndarray, starts: np.ndarray, ends: np.ndarray
+        self, tables: _TokenTables, text: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the id and length of the longest token that begins at each start, length 0 where there is none."""
+        """Return the id and length of the longest token at each start, length 0 if there is none."""
         ids = np.zeros(len(starts), dtype=np.int64)
         lengths = np.zeros(len(starts), dtype=np.int64)
-        rooms = ends - starts
+        max_lengths = ends - starts
         pending = np.arange(len(starts))
         is_ascii = bool(text.max(initial=0) < 0x80)
-        for length in range(min(self._longest, int(rooms.max())), 0, -1):
-            tried = pending[rooms[pending] >= length]
+        for length in range(min(self._longest, int(max_lengths.max())), 0, -1):
+            tried = pending[max_lengths[pending] >= length]
             if not is_ascii:
                 tried = tried[text[starts[tried] + length] & 0xC0 != 0x80]  # not inside a character
             if len(tried) == 0:
                 continue
             table, ids_of = tables[length > KEY_BYTES]
-            found = ids_of[table.find(word_keys(text, starts[tried], np.full(len(tried), length), table.columns))]
-            hits = tried[found >= 0]
-            ids[hits] = found[found >= 0]
+            matches = ids_of[table.find(word_keys(text, starts[tried], np.full(len(tried), length), table.columns))]
+            hits = tried[matches >= 0]
+            ids[hits] = matches[matches >= 0]
             lengths[hits] = length
             pending = pending[lengths[pending] == 0]
         return ids, lengths

@@ -1,6 +1,6 @@
 """Datasets of the library `datasets`: folders of `save_to_disk`, and names `dataset:NAME[:config][@split]`.
 
-Their splits are never mixed without a word: training reads `train`, and holds out `validation`.
+Training reads the split `train` and holds out `validation`; other splits are read only if they are named.
 """
 
 import hashlib
@@ -22,11 +22,10 @@ _NAME = re.compile(r"(dataset:)?(.+?)(?::([^:/@]+))?(?:@([^/@]+))?")
 
 
 class _Name(NamedTuple):
-    """The parts of a location, "" where it has none."""
+    """The parts of a location; missing parts are ""."""
 
     prefix: str
-    name: str
-    """A local folder, or a name on the hub."""
+    name: str  # a local folder or a name on the hub
     config: str
     split: str
 
@@ -37,31 +36,31 @@ class _Name(NamedTuple):
 
     @property
     def saved_splits(self) -> list[str]:
-        """The names of the splits of a saved dataset; none if it is a single table."""
+        """The names of the splits of a saved dataset, empty for a single table."""
         file = Path(self.name, "dataset_dict.json")
         return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
 
 
 def _parse(location: str) -> _Name:
-    if os.path.isdir(name := location.removeprefix(DATASET)):  # whose own name may hold ":" or "@"
+    if os.path.isdir(name := location.removeprefix(DATASET)):  # the name of a folder may contain ":" or "@"
         return _Name(location[: len(location) - len(name)], name, "", "")
     match = _NAME.fullmatch(location)
     return _Name(*(match.groups(default="") if match else ("", location, "", "")))
 
 
 def absolute(location: str) -> str:
-    """Return a location with the absolute path of its folder, if it has one."""
+    """Replace the folder in a location, if it names one, by its absolute path."""
     prefix, name, _, _ = _parse(location)
     return prefix + os.path.abspath(name) + location[len(prefix + name) :] if os.path.isdir(name) else location
 
 
 def is_dataset(location: str) -> bool:
-    """Whether an input is a `dataset:` name, or a folder of `save_to_disk`, with or without `@split`."""
+    """Whether an input is a `dataset:` name or a folder of `save_to_disk`, with or without `@split`."""
     return location.startswith(DATASET) or _parse(location).is_saved
 
 
 def version_of(location: str) -> str:
-    """Return a hash that changes when a file of a local dataset does, "" for a name on the hub."""
+    """Return a hash of the names, sizes and times of a local dataset's files, "" for a name on the hub."""
     if not os.path.isdir(folder := _parse(location).name):
         return ""
     files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
@@ -70,7 +69,7 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits, in order; none if one is chosen or it has only one."""
+    """Return the names of a dataset's splits in order; none if the location names a split or there is only one."""
     import datasets
 
     parsed = _parse(location)
@@ -78,7 +77,7 @@ def split_names(location: str) -> list[str]:
         return []
     if parsed.is_saved:
         return names if len(names := parsed.saved_splits) > 1 else []
-    return _asked(lambda: list(datasets.get_dataset_split_names(parsed.name, parsed.config or None)), location)
+    return _call(lambda: list(datasets.get_dataset_split_names(parsed.name, parsed.config or None)), location)
 
 
 def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
@@ -87,42 +86,42 @@ def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
 
 
 def choices(location: str, names: Sequence[str]) -> str:
-    """Return the first few splits of a dataset as a user names them."""
+    """Format the first splits of a dataset as input names."""
     return " or ".join(f"{location.removesuffix(f'@{_parse(location).split}')}@{split}" for split in names[:4])
 
 
 def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
-    """Return which of a dataset's splits is held out, and print that, `train`, and what is not read."""
+    """Return the split to hold out for validation, if any, and print how each split is used."""
     if TRAIN not in names:
         raise _no_split(TRAIN, location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
-    uses, unread = {TRAIN: "trained on", held_out: "held out"}, "not read"
-    print(f"{location}: {', '.join(f'{name!r} is {uses.get(name, unread)}' for name in names)}")
+    uses = {TRAIN: "trained on", held_out: "held out"}
+    print(f"{location}: " + ", ".join(f"{name!r} is {uses.get(name, 'not read')}" for name in names))
     return held_out
 
 
 def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
-    """Return the splits of a dataset, in order; one that is chosen, or has no name, is "".
+    """Return the splits of a dataset by name, in order. A chosen split, or one without a name, has the key "".
 
-    With `streaming`, rows can only be read from the beginning on, and nothing is built for that if it can be avoided.
+    With `streaming`, rows can only be read from the start, and the dataset is not built unless this is unavoidable.
     """
     import datasets
 
     parsed = _parse(location)
     _, name, config, split = parsed
     data: Any
-    if parsed.is_saved:  # split by split, for `datasets` cannot open one without rows
+    if parsed.is_saved:  # opened split by split, as `datasets` fails on a split without rows
         names = parsed.saved_splits
-        remedy = "a split without rows cannot be read; a file may be damaged: write it again"
+        remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
         if split and split not in names:
             raise _no_split(split, location, names)
         folders = {each: str(Path(name, each)) for each in ([split] if split else names or [""])}
-        data = _asked(lambda: {each: datasets.load_from_disk(path) for each, path in folders.items()}, location, remedy)
+        data = _call(lambda: {each: datasets.load_from_disk(path) for each, path in folders.items()}, location, remedy)
         return {"": data[split]} if split else data
     options: dict[str, Any] = {"split": split or None, "streaming": streaming}
     try:
-        data = _asked(lambda: datasets.load_dataset(name, config or None, **options), location)
-    except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
+        data = _call(lambda: datasets.load_dataset(name, config or None, **options), location)
+    except InputError:  # slices of a split and datasets that are only in the cache cannot be streamed
         if not streaming:
             raise
         return open_dataset(location)
@@ -131,26 +130,26 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def open_version(location: str, _version: str) -> dict[str, Any]:
-    """Return the splits of a dataset, opened once for all its parts that a process reads."""
+    """Like `open_dataset`, but cached for all parts that a process reads."""
     return open_dataset(location)
 
 
 def rows_or_files(location: str) -> tuple[int, list[str]]:
-    """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
+    """Return the number of rows of a dataset; if it is unknown before building, 0 and the files of the split."""
     import datasets
 
     parsed = _parse(location)
     if not parsed.is_saved:
-        builder = _asked(lambda: datasets.load_dataset_builder(parsed.name, parsed.config or None), location)
-        if found := (builder.info.splits or {}).get(parsed.split):
-            return int(found.num_examples), []
+        builder = _call(lambda: datasets.load_dataset_builder(parsed.name, parsed.config or None), location)
+        if split_info := (builder.info.splits or {}).get(parsed.split):
+            return int(split_info.num_examples), []
         if files := (builder.config.data_files or {}).get(parsed.split):
             return 0, [str(file) for file in files]
     return sum(len(rows) for rows in open_dataset(location).values()), []
 
 
-def _asked(call: Callable[[], T], location: str, remedy: str = "check the name") -> T:
+def _call(function: Callable[[], T], location: str, remedy: str = "check the name") -> T:
     try:
-        return call()
-    except Exception as error:  # `datasets` raises the errors of all its readers
+        return function()
+    except Exception as error:  # `datasets` passes on the errors of all its readers
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error

@@ -1,4 +1,4 @@
-"""A hash table from short strings of bytes to numbers, for whole arrays of them at once."""
+"""A vectorized hash table from short byte strings to numbers."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ _AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 
 
 
 class KeyTable:
-    """A hash table from keys of one or several 64-bit words to numbers, for whole arrays of keys at once.
+    """A hash table from keys of one or several 64-bit words to numbers, with operations on arrays of keys.
 
-    Open addressing with linear probing. Where several new keys want a slot, the one written last wins it and the others
-    move on, as in any insertion one by one.
+    It uses open addressing with linear probing. If several new keys of an array hash to the same slot, the one written
+    last takes it and the others probe the next.
     """
 
     def __init__(self, columns: int) -> None:
@@ -24,29 +24,29 @@ class KeyTable:
         self._numbers = np.full(capacity, -1, dtype=np.int32)
 
     def find(self, keys: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each key (keys,) int32, -1 where it is not there; `keys` are columns (keys,) uint64."""
+        """Return the number of each key (keys,) int32, -1 if it is absent; `keys` are columns (keys,) uint64."""
         slots = self._slots(keys)
         numbers = self._numbers.take(slots)
         pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
         slots = slots[pending]
         while len(pending):
             slots = (slots + 1) & (len(self._numbers) - 1)
-            found = self._numbers[slots]
-            numbers[pending] = found
-            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (found >= 0))
+            candidates = self._numbers[slots]
+            numbers[pending] = candidates
+            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (candidates >= 0))
             pending, slots = pending[elsewhere], slots[elsewhere]
         return numbers
 
     def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
+        """Insert absent keys, which may have duplicates, numbered from `next_number`.
 
-        Returns the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
+        Returns the number of each key (keys,) int32, and the indices in `keys` of the distinct keys, by new number.
         """
-        wanted = 2 * (self._size + len(keys[0]))
-        if wanted > len(self._numbers):
+        min_capacity = 2 * (self._size + len(keys[0]))
+        if min_capacity > len(self._numbers):
             used = np.flatnonzero(self._numbers >= 0)
             old_keys, numbers = [column[used] for column in self._keys], self._numbers[used]
-            self._allocate(1 << (wanted - 1).bit_length())
+            self._allocate(1 << (min_capacity - 1).bit_length())
             slots, _ = self._occupy(old_keys)
             self._numbers[slots] = numbers
         slots, new = self._occupy(keys)
@@ -55,14 +55,14 @@ class KeyTable:
         return self._numbers[slots], new
 
     def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Give each key a slot; returns the slots, and the places of the keys that were first to take theirs."""
+        """Assign a slot to each key; return the slots, and the indices of the keys that were the first in theirs."""
         slots = self._slots(keys)
         taken = np.empty_like(slots)
         pending = np.arange(len(slots))
         first = [pending[:0]]
         while len(pending):
             empty = np.flatnonzero(self._numbers[slots] < 0)
-            self._numbers[slots[empty]] = empty  # a claim; the last write wins
+            self._numbers[slots[empty]] = empty  # claims the slots; the last write wins
             winners = empty[self._numbers[slots[empty]] == empty]
             first.append(pending[winners])
             for column, key in zip(self._keys, keys, strict=True):
@@ -89,10 +89,7 @@ class KeyTable:
 
 
 def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
-    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64.
-
-    They are filled up with ones, a byte that UTF-8 does not have.
-    """
+    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64, padded with the byte 0xFF."""
     loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
     keys = []
     for column in range(columns):

@@ -1,6 +1,7 @@
-"""The language of a text, recognized offline at the beginnings of the inputs by `py3langid`.
+"""Offline detection of the language of a text from the start of its inputs, with `py3langid`.
 
-It decides sentence rules, accents and the model card. ISO 639 codes have two letters where there are two, else three.
+The language decides sentence rules and accents, and is written to the model card. Languages are ISO 639 codes of two
+letters, or of three where no shorter code exists.
 """
 
 import re
@@ -13,25 +14,24 @@ from typing import Any, NamedTuple
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, examined, sample_text
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
-CHINESE_FROM = 0.3
-"""Share of Chinese characters among the letters, above which the text is Chinese."""
-_KANA_FROM = 0.1  # of the Chinese characters and kana, above which the text is Japanese
+MIN_CHINESE_SHARE = 0.3  # of Chinese characters among the letters of Chinese text
+_MIN_KANA_SHARE = 0.1  # of kana among the Chinese characters and kana of Japanese text
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _WORD = re.compile(r"[^\W\d_]+")
 _KANA = re.compile(r"[\u3041-\u30ff]")
 _SAMPLE_CHARACTERS = 1 << 15
-_PIECE_CHARACTERS = 2000  # recognized one by one, so that a mix shows
+_PIECE_CHARACTERS = 2000  # pieces are classified one by one to find mixed text
 _ENGLISH = frozenset(
     {"the", "of", "and", "to", "in", "a", "is", "that", "was", "for", "it", "he", "his", "with", "as", "had", "but"}
     | {"not", "be", "at", "by", "which", "from", "they", "have", "you", "are", "this", "or"}
 )
-_ENGLISH_SHARE = 0.28  # of the words; Scots has 0.27, English 0.29 to 0.39
+_MIN_ENGLISH_SHARE = 0.28  # of the words; Scots has 0.27, English 0.29 to 0.39
 _NO_LANGUAGE = "zxx"
 _MIN_LETTERS = 100
-_MIN_SHARE = 0.45  # of the commonest language; three in equal parts have less
+_MIN_SHARE = 0.45  # of the most frequent language
 _MIN_CONFIDENCE = 0.5
 
 
@@ -39,17 +39,15 @@ class Recognized(NamedTuple):
     """A language of a text."""
 
     code: str
-    share: float
-    """Share of the text in this language."""
-    confidence: float
-    """Mean probability that `py3langid` gives it."""
+    share: float  # of the text
+    confidence: float  # mean probability from `py3langid`
 
     def __str__(self) -> str:
         return f"{name_of(self.code)} {self.share:.0%}"
 
 
 def name_of(code: str) -> str:
-    """Return the English name of a language; refuse a code that ISO 639 does not have."""
+    """Return the English name of a language. An unknown code raises a ConfigError."""
     from iso639 import Lang
     from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
 
@@ -58,7 +56,7 @@ def name_of(code: str) -> str:
     except DeprecatedLanguageValue:
         return code
     except InvalidLanguageValue:
-        remedy = "give the code of ISO 639, such as de or hin; mul for several languages"
+        remedy = "use a code of ISO 639, such as de or hin, or mul for several languages"
         raise ConfigError(f"no language has the code '{code}'", where="data.language", remedy=remedy) from None
 
 
@@ -70,7 +68,7 @@ def identifier() -> Any:
 
 
 def recognize(samples: Iterable[str]) -> list[Recognized]:
-    """Return the languages of samples of text with their shares, the commonest first; none where letters are few."""
+    """Return the languages of samples with their shares, most frequent first; none for fewer than 100 letters."""
     characters: Counter[str] = Counter()
     confidence: Counter[str] = Counter()
     letters = 0
@@ -90,49 +88,49 @@ def recognize(samples: Iterable[str]) -> list[Recognized]:
 
 
 def _is_plain_english(samples: Iterable[str]) -> bool:
-    """Whether text is English by its function words. The model, which takes 0.3 s to load, is then not needed."""
+    """Whether text is English by its function words. This avoids loading the model of `py3langid`."""
     text = " ".join(sample[:_SAMPLE_CHARACTERS] for sample in samples)
     words = Counter(_WORD.findall(text.lower()))
     letters = [character for character in text if character.isalpha()]
     share = sum(words[word] for word in _ENGLISH) / max(1, words.total())
     is_ascii = sum(map(str.isascii, letters)) > 0.99 * len(letters) >= 0.99 * _MIN_LETTERS
-    return is_ascii and share > _ENGLISH_SHARE
+    return is_ascii and share > _MIN_ENGLISH_SHARE
 
 
 def count_letters(text: str) -> tuple[int, int]:
-    """Return the number of Chinese characters, 0 in Japanese, and of all letters."""
+    """Return the numbers of Chinese characters, 0 in Japanese text, and of all letters."""
     ideographs, kana = len(_IDEOGRAPH.findall(text)), len(_KANA.findall(text))
-    is_japanese = kana > _KANA_FROM * (ideographs + kana)
+    is_japanese = kana > _MIN_KANA_SHARE * (ideographs + kana)
     return 0 if is_japanese else ideographs, sum(map(str.isalpha, text))
 
 
 def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
-    """Return the configuration with the language and the word segmenter that the beginnings of the inputs call for."""
+    """Return the configuration with the language and word segmenter detected in the first bytes of the inputs."""
     wants_language = config.language == AUTO_LANGUAGE
     if not wants_language:
         name_of(config.language)
     wants_segmenter = config.whole_word_mask and config.word_segmenter is None
-    found: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
+    update: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
     if wants_language or wants_segmenter:
-        chosen = evenly_spaced(sources, min(len(sources), FEW_SOURCES))
-        samples = [beginning(examined(source, config), config) for source in chosen]
+        sampled = evenly_spaced(sources, min(len(sources), MAX_SAMPLED_SOURCES))
+        samples = [start_of_text(examined(source, config), config) for source in sampled]
         counts = list(map(count_letters, samples))
         share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
-        if share > CHINESE_FROM:
-            calls_for = {"language": "zh"} if wants_language else {}
-            calls_for |= {"word_segmenter": "jieba"} if wants_segmenter else {}
-            values = ", ".join(f"data.{key} is {value}" for key, value in calls_for.items())
+        if share > MIN_CHINESE_SHARE:
+            detected = {"language": "zh"} if wants_language else {}
+            detected |= {"word_segmenter": "jieba"} if wants_segmenter else {}
+            values = ", ".join(f"data.{key} is {value}" for key, value in detected.items())
             print(f"{share:.0%} of the letters are Chinese characters: {values}")
-            found |= calls_for
+            update |= detected
         elif wants_language:
-            found["language"] = _chosen(samples)
-    return config.model_copy(update=found)
+            update["language"] = _detect_language(samples)
+    return config.model_copy(update=update)
 
 
-def _chosen(samples: Sequence[str]) -> str:
-    """Return the commonest language of samples, and print it; refuse a mix without one.
+def _detect_language(samples: Sequence[str]) -> str:
+    """Return and print the most frequent language of samples. A mix without a main language raises a ConfigError.
 
-    Where it is not told for sure, as in code or names, ASCII text is English and other text what is most likely.
+    If the language is uncertain, as in code or names, ASCII text counts as English.
     """
     if _is_plain_english(samples):
         print("language: English: data.language is en")
@@ -141,23 +139,18 @@ def _chosen(samples: Sequence[str]) -> str:
     shown = ", ".join(map(str, languages[:3]))
     if sum(one.share for one in languages if one.confidence >= _MIN_CONFIDENCE) >= _MIN_SHARE:
         if languages[0].share < _MIN_SHARE:
-            raise ConfigError(
-                f"the language of the text cannot be told ({shown})",
-                where="data.language",
-                remedy="set it: --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)",
-            )
+            remedy = "pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)"
+            raise ConfigError(f"the text has no main language ({shown})", where="data.language", remedy=remedy)
         print(f"language: {shown}: data.language is {languages[0].code}")
         return languages[0].code
     code = "en" if not languages or all(map(str.isascii, samples)) else languages[0].code
-    print(
-        f"the language of the text is not told for sure: data.language is {code}\n"
-        "  hint: --set data.language=CODE sets another (ISO 639, such as de or hi)"
-    )
+    print(f"the language of the text is uncertain: data.language is {code}")
+    print("  hint: --set data.language=CODE sets another (ISO 639, such as de or hi)")
     return code
 
 
-def beginning(source: Source, config: DataConfig) -> str:
-    """Return the beginning of the text of a source."""
+def start_of_text(source: Source, config: DataConfig) -> str:
+    """Return the start of the text of a source in any format."""
     if source.format == "txt":
         return sample_text(source)
     if source.format == "dataset":

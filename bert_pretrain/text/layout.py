@@ -1,19 +1,19 @@
-"""Whether text has one sentence per line, in any script, by Unicode's properties of characters."""
+"""Detection of text with one sentence per line, in any script, by Unicode character properties."""
 
 from tokenizers import Regex, normalizers
 
 from bert_pretrain.text.sentences import segment
 
-_SENTENCE_MARKS = r"\p{STerm}"  # Unicode's property Sentence_Terminal
+_SENTENCE_MARKS = r"\p{STerm}"  # the Unicode property Sentence_Terminal
 _SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
-_RARE_MARKS = 1 / 500  # of the characters: fewer, and the language has no marks
+_MIN_MARKS = 1 / 500  # of the characters; below, the language is written without sentence marks
 
 
 def has_one_sentence_a_line(sample: str, language: str) -> bool:
-    """Whether a sample has one sentence per line, rather than running paragraphs, hard-wrapped or not.
+    """Whether a sample has one sentence per line, rather than paragraphs.
 
-    It has if most lines end as sentences do, and few contain more than one. Where sentences have no marks, as in Thai,
-    it has if blank lines divide it into blocks of several lines that are not wrapped at one width.
+    True if most lines end like sentences and few lines have several sentences. Languages without sentence marks, such
+    as Thai, need blank lines between blocks of several lines, and lines that are not wrapped at a fixed width.
     """
     lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
     blocks = sum(not line for line in lines) + 1
@@ -25,12 +25,12 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
         marks = _count(_SENTENCE_MARKS, "\n".join(lines))
         widest = max(map(len, lines))
         is_wrapped = sum(len(line) > 0.75 * widest for line in lines) > 0.5 * len(lines)
-        return marks < _RARE_MARKS * sum(map(len, lines)) and 1 < blocks <= len(lines) / 1.5 and not is_wrapped
+        return marks < _MIN_MARKS * sum(map(len, lines)) and 1 < blocks <= len(lines) / 1.5 and not is_wrapped
     several = sum(len(segment(language, line[:2000])) > 1 for line in lines[:500])
     return several <= 0.35 * len(lines[:500])
 
 
 def _count(pattern: str, text: str) -> int:
-    """Return how often a regular expression with properties of Unicode matches."""
+    """Count the matches of a regular expression; unlike `re`, it may have Unicode properties."""
     replaced: str = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
     return replaced.count("\0") - text.count("\0")

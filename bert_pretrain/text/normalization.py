@@ -1,7 +1,7 @@
-"""What BERT's normalization does to the words of a text: which words lose marks, and which become equal to another.
+"""Measures of the words that change in BERT's normalization, or become equal to other words.
 
-BERT strips accents from lowercased text. English loses next to nothing. In most other languages marks tell words apart
-or are part of the writing: vowel signs in Hindi, tones in Vietnamese, Hangul syllables.
+BERT strips accents from lowercased text, which rarely matters in English. In most other languages, marks distinguish
+words or are part of the script, such as vowel signs in Hindi, tones in Vietnamese or Hangul syllables.
 """
 
 import re
@@ -14,44 +14,32 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
-MAX_CHANGED_WORDS = 0.01
-"""Share of running words that stripping may change before accents are kept."""
-MAX_CHANGED_AS_BERT = 0.05
-"""The same for the languages of `STRIPPED_BY_BERT`. Their text has some tenths of a per cent of such words."""
-MAX_MERGED_WORDS = 0.001
-"""Share of distinct words that stripping may make equal to another one, in languages for which BERT does not strip."""
-STRIPPED_BY_BERT = ("en", "zh")
-"""Languages of Google's own uncased and Chinese models, which strip accents."""
-
-MIN_UNSPACED_SHARE = 0.3
-"""Share of letters in scripts that are written without blanks, from which text is cut into clusters."""
-MIN_LONG_SHARE = 1 / 3
-"""Share of these letters in words of more than `LONG_WORD` characters. Unsegmented text has 0.58 to 0.94."""
-LONG_WORD = 12
-
-
+STRIPPED_BY_BERT = ("en", "zh")  # languages of Google's uncased and Chinese models, which strip accents
+# Accents are kept if stripping changes a larger share of running words, or makes a larger share of distinct words equal
+# to another one. Text in the languages of STRIPPED_BY_BERT has some tenths of a per cent of words with accents.
+MAX_CHANGED_WORDS, MAX_CHANGED_AS_BERT, MAX_MERGED_WORDS = 0.01, 0.05, 0.001
+# Text is cut into clusters if enough of its letters are in scripts without blanks, and enough of these in words of more
+# than LONG_WORD characters. Unsegmented text has 0.58 to 0.94 of them in such words.
+MIN_UNSPACED_SHARE, MIN_LONG_SHARE, LONG_WORD = 0.3, 1 / 3, 12
 _IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class AccentLoss(NamedTuple):
-    """Changes that stripping accents makes in counted words, beyond their case."""
+    """The effect of stripping accents on counted words."""
 
-    changed: float
-    """Share of running words."""
-    merged: float
-    """Share of distinct words that become equal to another distinct word."""
-    examples: list[tuple[str, str]]
-    """The most frequent changed words, each with what is left of it."""
+    changed: float  # share of running words
+    merged: float  # share of distinct words that become equal to another distinct word
+    examples: list[tuple[str, str]]  # the most frequent changed words, before and after
 
     def describe(self) -> str:
-        """Return the loss in words, as part of a sentence."""
+        """Format the loss as part of a sentence."""
         examples = ", ".join(f"{before} → {after}" for before, after in self.examples)
         shares = f"{self.changed:.1%} of the words and makes {self.merged:.1%} of the distinct words equal to another"
         return f"{shares} ({examples})" if examples else shares
 
 
 def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
-    """Count what stripping accents changes in words that are normalized but for their accents."""
+    """Measure the effect of stripping accents on counted words, which are normalized except for their accents."""
     strip = normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=lowercase
     ).normalize_str
@@ -74,7 +62,7 @@ def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
 
 
 def count_words(text: str, *, lowercase: bool) -> Counter[str]:
-    """Count the words of a text, normalized but for their accents."""
+    """Count the words of a text, normalized except for their accents."""
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
     return Counter(
         word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))
@@ -82,7 +70,7 @@ def count_words(text: str, *, lowercase: bool) -> Counter[str]:
 
 
 def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
-    """Count the words in which BERT's clean-up removes a character, by character, such as U+200D in Malayalam."""
+    """Count the words from which BERT's clean-up removes a character, by character, such as U+200D in Malayalam."""
     clean = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
     ).normalize_str
@@ -95,17 +83,14 @@ def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
 
 
 def keeps_accents(loss: AccentLoss, language: str) -> bool:
-    """Whether `vocab.strip_accents: null` keeps accents, by the language and by what stripping them would change."""
+    """Whether `vocab.strip_accents: null` keeps accents in text with this language and loss."""
     if language in STRIPPED_BY_BERT:
         return loss.changed > MAX_CHANGED_AS_BERT
     return loss.changed > MAX_CHANGED_WORDS or loss.merged > MAX_MERGED_WORDS
 
 
 def is_unspaced(words: Mapping[str, int]) -> bool:
-    """Whether counted words are phrases of a script that is written without blanks, such as Thai or Khmer.
-
-    Text of these scripts that has been segmented into words, with blanks between them, is not.
-    """
+    """Whether text is in a script without blanks, such as Thai or Khmer, and not segmented by blanks into words."""
     letters = unspaced = long = 0
     for word, count in words.items():
         characters = len(word) * count
@@ -121,13 +106,13 @@ def _has_unspaced(word: Iterable[str]) -> bool:
 
 
 def mostly_without_blanks(text: str) -> bool:
-    """Whether most letters of a text are Chinese characters, kana or of other scripts written without blanks."""
+    """Whether most letters of a text are Chinese characters, kana or in other scripts without blanks."""
     letters = [character for character in text if character.isalpha()]
     without = sum(bool(_IDEOGRAPHS_AND_KANA.match(letter)) or _has_unspaced(letter) for letter in letters)
     return 2 * without > len(letters)
 
 
 def words_pattern() -> str:
-    """Return a regular expression of a word with its marks, which `\\w` leaves out, or of a sign."""
+    """Return a regular expression for a word, including marks, which `\\w` does not match, or a punctuation mark."""
     marks = "".join(chr(point) for point in range(0x20000) if unicodedata.category(chr(point)) in ("Mn", "Mc"))
     return rf"(?:\w[{marks}]*)+|[^\w\s]"

@@ -1,30 +1,30 @@
-"""Lists of unequal length as two arrays: flat values, and offsets where each list begins (and the last one ends).
+"""Ragged arrays: lists of unequal length as one array of values and one of offsets, without padding.
 
-Tokens are in this form from the token store to the batch: no padding, no Python object per list.
+List i is `values[offsets[i] : offsets[i + 1]]`. Tokens have this form from the token store to the batch.
 """
 
 import numpy as np
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return the offsets (lists + 1,) int64 of lists of the given lengths (lists,)."""
+    """Convert lengths (lists,) to offsets (lists + 1,) int64."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def positions_within(offsets: np.ndarray) -> np.ndarray:
-    """Return, for every flat value, its position in its own list: [0, 1, 2, 0, 1, …]."""
+    """Return the position of every value in its list: [0, 1, 2, 0, 1, …]."""
     return np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the flat indices of the spans [start, start + length), one after the other."""
+    """Return the indices of the spans [start, start + length), concatenated."""
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
 
 
 def take(values: np.ndarray, offsets: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values and offsets of the chosen lists, in the order given."""
+    """Return the values and offsets of the lists with these indices, in this order."""
     lengths = offsets[lists + 1] - offsets[lists]
     return values[spans(offsets[lists], lengths)], offsets_of(lengths)

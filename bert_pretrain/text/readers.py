@@ -1,7 +1,7 @@
-"""Readers: the records of every format, local or remote, compressed or not, each with its position for messages.
+"""Readers of records from every format, local or remote, compressed or not.
 
-`read_records` yields them from JSON, CSV, TSV, Parquet and `datasets`; `read_texts` makes a text of each, or of a line
-of `.txt`. Memory is bounded by a block of a file and the limit of a record; every repair is counted by reason.
+`read_records` yields the records of JSON, CSV, TSV, Parquet and `datasets`; `read_texts` yields the text of each, or
+the lines of `.txt`. Memory is bounded by a block of a file and the size limit of a record.
 """
 
 import csv
@@ -19,7 +19,7 @@ from bert_pretrain.io import files
 from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
-from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
 from bert_pretrain.text.text_files import (
     FIRST,
     ByteRange,
@@ -32,16 +32,12 @@ from bert_pretrain.text.text_files import (
 )
 
 Record = tuple[dict[str, Any], Position]
-SURPLUS: Any = None
-"""The key of a list of the fields that a row has beyond the header's, as in `csv.DictReader`."""
-# CSV is read strictly: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered
-# at IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
+SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`
+# In TSV, as registered at IANA and used by GLUE, a quote is an ordinary character.
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-MAX_WITHOUT_FIELD = 1000
-"""Records at the beginning of a source after which a field that none of them has is taken for a mistake."""
+MAX_WITHOUT_FIELD = 1000  # if none of this many first records has the text field, its name is probably wrong
 NO_STRING = "records_whose_text_is_no_string"
-MAX_NO_STRING = 0.01
-"""Share of records that may hold a number, a list or the like as their text."""
+MAX_NO_STRING = 0.01  # share of records with a text that is a number, list or object
 
 
 def read_records(
@@ -54,11 +50,11 @@ def read_records(
     header: Sequence[str] = (),
     any_width: bool = False,
 ) -> Iterator[Record]:
-    """Yield each record of a source that is not `.txt`, with its position.
+    """Yield each record of a source in any format but `.txt`, with its position.
 
-    Of a table, which must have one of them, `columns` are read, all if there are none. Unless `strict`, text that is
-    not UTF-8 is repaired. CSV and TSV may have a `header` from elsewhere, and with `any_width` more fields than that.
-    A record has at most `max_bytes`; those of `datasets` may be larger.
+    Tables are read by `columns`, at least one of which must exist, or completely if none are given. Invalid UTF-8 is
+    repaired unless `strict`. For CSV and TSV, `header` replaces the first row, and `any_width` allows longer rows.
+    Records above `max_bytes` raise an InputError, except in `datasets`.
     """
     location, format_ = part.source.location, part.source.format
     if format_ in ("jsonl", "json"):
@@ -73,9 +69,10 @@ def read_records(
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
-    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text.
+    """Yield each line of `.txt`, or the text of each record: "" if it is null, None if the record has no text field.
 
-    A value that is neither a string nor null is no text. `strict` refuses records without a text.
+    Records with a text of another type are skipped and counted. With `config.strict`, any record without a text raises
+    an InputError.
     """
     limit = config.max_record_bytes
     if part.source.format == "txt":
@@ -83,8 +80,9 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield line.removesuffix("\r")
         return
     fields, has_text = names_of(config.text_field), part.start > 0
-    without, first = 0, ([""], "")  # records before the first that has one, and the names and place of the first
-    no_string = ""  # the reason, with the first position
+    num_without = 0  # records before the first one with a text field
+    first_names, first_position = [""], ""  # of the first record, for the message
+    no_string = ""  # the reason of the count, with the first position
     for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
         values = [record[field] for field in fields if field in record]
         texts = [_text_of(value, counts) for value in values if isinstance(value, str | None)]
@@ -96,26 +94,28 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         elif not texts:
             counts["records_without_text_field"] += 1
         if has_text or texts:
-            yield from [] if has_text else [None] * without
+            yield from [] if has_text else [None] * num_without
             has_text = True
             yield join_fields(texts) if texts else None
             continue
-        first = first if without else (list(record), str(position))
-        without += 1
-        if without == MAX_WITHOUT_FIELD:
+        if not num_without:
+            first_names, first_position = list(record), str(position)
+        num_without += 1
+        if num_without == MAX_WITHOUT_FIELD:
             break
-    if without and not has_text:
+    if num_without and not has_text:
         names = " or ".join(f"'{field}'" for field in fields)
-        raise no_field(f"none of the first {without:,} records has a text in a field {names}", *first)
+        what = f"none of the first {num_without:,} records has a text in a field {names}"
+        raise no_field(what, first_names, first_position)
 
 
 def join_fields(texts: Iterable[str | None]) -> str:
-    """Return the texts of the fields of a record as one, with blank lines between; empty ones are left out."""
+    """Join the non-empty texts of a record's fields by blank lines."""
     return "\n\n".join(filter(None, texts))
 
 
 def _text_of(value: str | None, counts: Counter[str]) -> str:
-    """Return the text of a field, "" for null; repairs are counted."""
+    """Return the text of a field, "" for null, and count a repair."""
     text: str = repair_surrogates(value or "")
     if text is not value and value:
         counts["documents_with_lone_surrogates"] += 1
@@ -125,21 +125,21 @@ def _text_of(value: str | None, counts: Counter[str]) -> str:
 def _no_text(values: Sequence[Any], position: Position) -> InputError:
     kinds = [type(value).__name__ for value in values if not isinstance(value, str | None)]
     what = f"the text is {kinds[0]}, not a string" if kinds else "the record has no text"
-    remedy = "correct or remove it, or choose another data.text_field; without --strict it is skipped and counted"
+    remedy = "fix or remove it, or choose another data.text_field; without --strict it is skipped and counted"
     return InputError(what, where=str(position), remedy=remedy)
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:
-    """Refuse inputs if more than `MAX_NO_STRING` of the records hold something else than text."""
+    """Raise an InputError if the text of more than `MAX_NO_STRING` of the records is not a string."""
     for reason, number in counts.items():
         if reason.startswith(NO_STRING) and number > MAX_NO_STRING * (documents + number):
-            what = f"{number:,} of {documents + number:,} records hold no string as text, more than {MAX_NO_STRING:.0%}"
-            remedy = "correct or remove such records, or choose another data.text_field"
+            what = f"the text of {number:,} of {documents + number:,} records is not a string"
+            remedy = f"fix or remove them (up to {MAX_NO_STRING:.0%} are skipped), or choose another data.text_field"
             raise InputError(what, where=reason.partition(FIRST)[2].removesuffix(")"), remedy=remedy)
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Replace half surrogate pairs, which JSON can spell but UTF-8 cannot hold, by question marks in a JSON value."""
+    """Replace lone surrogates, which JSON allows but UTF-8 does not, by question marks in a JSON value."""
     if isinstance(value, str):
         try:
             value.isascii() or value.encode()
@@ -155,31 +155,28 @@ def repair_surrogates(value: Any) -> Any:
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
     if part.source.format == "json":
-        found = array_elements(text_blocks(part, counts, strict=strict), part, max_bytes)
+        texts = array_elements(text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
-        found = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
-    for text, position in found:
+        texts = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
+    for text, position in texts:
         if not text or text.isspace():
             counts["blank_lines"] += 1
             continue
         value = parse_json(text, position)
-        del text
-        if not isinstance(value, dict) and not strict:
-            value = {}
-        elif not isinstance(value, dict):
+        del text  # free memory: a record can have hundreds of megabytes
+        if strict and not isinstance(value, dict):
             what = f"the record is not an object but {type(value).__name__}"
-            remedy = "write {...} with a field for each column, such as text"
-            raise InputError(what, where=str(position), remedy=remedy)
-        yield value, position
+            raise InputError(what, where=str(position), remedy='write an object with a field for the text: {"text": …}')
+        yield value if isinstance(value, dict) else {}, position
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
-# What may come after a mark of an array: further marks, and whether an element may.
+# For each mark of an array: the marks that may follow it, and whether an element may follow it.
 _AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("", False)}
 
 
 def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
-    """Yield the text of each element of a JSON array, which comes in blocks; one element is held in memory."""
+    """Yield the text of each element of a JSON array, given in blocks of text, with its position."""
     find_end = json.JSONDecoder(parse_int=float).raw_decode
     rest, marks, is_element, position = "", "[", False, Position(part, "record", 1)
     for block in itertools.chain(blocks, [""]):
@@ -194,10 +191,10 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
             try:
                 end = find_end(text, begin)[1]
             except (ValueError, RecursionError) as error:
-                if block:  # the next one may complete the element
+                if block:  # the next block may complete the element
                     break
                 raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
-            if block and end == len(text):  # a number may continue
+            if block and end == len(text):  # a number may continue in the next block
                 break
             yield text[begin:end], position
             begin, marks, is_element = end, ",]", False
@@ -228,12 +225,12 @@ def _read_csv(
     header: Sequence[str],
     any_width: bool,
 ) -> Iterator[Record]:
-    """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
+    """Yield the rows of CSV or TSV; missing fields of a short row are None."""
     position, num_bytes = Position(part, "line", 1), 0
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
-        rest = ""  # of a block that ends inside a line
+        rest = ""  # an unfinished line
         for block in itertools.chain(text_blocks(part, counts, strict=strict), [""]):
             text = rest + block
             end = text.rfind("\n") + 1 if block else len(text)
@@ -244,8 +241,9 @@ def _read_csv(
             rest = text[end:]
             check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
+    # Without strict, an unclosed quote would join all following lines into one field.
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
-    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # the process's; ours is the record's
+    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # global; `lines` limits the record instead
     reader = csv.reader(lines(), **dialect)
     try:
         names = list(header) or next(filter(None, reader), [])
@@ -253,7 +251,7 @@ def _read_csv(
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             surplus = row[len(names) :]
-            if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
+            if surplus and not any_width:  # probably a text with an unquoted delimiter
                 raise csv.Error(f"the row has {len(row)} fields, the header {len(names)}")
             if row:
                 record = dict(itertools.zip_longest(names, row[: len(names)]))
@@ -263,19 +261,22 @@ def _read_csv(
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
         what = f"the record is not {part.source.format.upper()}: {error}"
-        remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double those within it'
+        remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double the quotes inside'
         raise InputError(what, where=str(position), remedy=remedy) from error
 
 
 def num_rows(source: Source) -> float:
-    """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
+    """Return the number of records of a Parquet file or dataset.
+
+    For a dataset that is not built, extrapolate from some of its Parquet files or from the size of its first records.
+    """
     if source.format == "dataset":
-        known, names = rows_or_files(source.location)
+        rows_if_known, names = rows_or_files(source.location)
         if names and all(name.endswith(".parquet") for name in names):
-            some = evenly_spaced(names, min(len(names), FEW_SOURCES))
+            some = evenly_spaced(names, min(len(names), MAX_SAMPLED_SOURCES))
             return sum(num_rows(Source(name, "parquet", None, "")) for name in some) * len(names) / len(some)
-        if known:
-            return known
+        if rows_if_known:
+            return rows_if_known
         (rows,) = open_dataset(source.location, streaming=True).values()
         lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
         return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
@@ -283,7 +284,7 @@ def num_rows(source: Source) -> float:
 
 
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
+    """Yield the rows of splits of a dataset, with class names for the numbers of a `ClassLabel`."""
     for rows in splits:
         present = present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
         selected = rows.select_columns(list(present)) if present else rows
@@ -293,25 +294,28 @@ def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[st
 
 
 def named_records(records: Iterable[Record], features: Any) -> Iterator[Record]:
-    """Yield records with the names of a `ClassLabel` in place of its numbers, by the features of `datasets`."""
+    """Replace the numbers of each `ClassLabel` of `features` by class names."""
     namers = {name: namer for name, feature in (features or {}).items() if (namer := _namer(feature))}
     for record, position in records:
         yield record | {name: namer(record[name]) for name, namer in namers.items()}, position
 
 
 class ClassName(str):
-    """The name of a class, with the number `datasets` has given it."""
+    """The name of a class, with its number in a `ClassLabel`."""
 
     number: int
 
     def __new__(cls, name: str, number: int) -> "ClassName":
-        made = super().__new__(cls, name)
-        made.number = number
-        return made
+        class_name = super().__new__(cls, name)
+        class_name.number = number
+        return class_name
 
 
 def _namer(feature: Any) -> Callable[[Any], Any] | None:
-    """Return what replaces the numbers of a `ClassLabel`, alone or in a list, by names; -1 means no label."""
+    """Return a function from numbers to class names for a `ClassLabel` or a list of them, None for other features.
+
+    The number -1 means no label and becomes None.
+    """
     import datasets
 
     inner = getattr(feature, "feature", None)

@@ -1,22 +1,21 @@
-"""Documents to sentences: lines, or the rules of `sentencex` for the language.
+"""Sentence splitting: by lines, or by the rules of `sentencex` for the language.
 
-`sentencex` knows over 200 languages, but its time is quadratic in the length of a paragraph, and an unmatched
-quotation mark makes it treat all that follows as one quoted sentence. So long text is fed in small windows, and the
-unfinished sentence at a window's end is carried over.
+The time of `sentencex` is quadratic in the length of a paragraph, and it treats all text after an unmatched quotation
+mark as one sentence. So text is split in small windows, and the last sentence of a window is moved to the next.
 """
 
 import re
 
 import sentencex
 
+# Sentence ends of languages without rules in `sentencex`.
 _ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
 _ENDS["dz"] = _ENDS["bo"]
-"""Ends of sentences in languages that `sentencex` has no rules for."""
 WINDOW_CHARACTERS = 1 << 12
 
 
 def segment(language: str, text: str) -> list[str]:
-    """Return the sentences of a text, with the blanks between them."""
+    """Split a text into sentences, which keep the white space around them."""
     sentences: list[str] = sentencex.segment(language, text)
     if ends := _ENDS.get(language):
         sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
@@ -24,28 +23,28 @@ def segment(language: str, text: str) -> list[str]:
 
 
 class SentenceSplitter:
-    """Splits documents that come in one or several blocks of text, one document after the other."""
+    """Splits documents into sentences. A document may be passed in several blocks of text."""
 
     def __init__(self, splitter: str, language: str) -> None:
-        """Split by `splitter`, `lines` or `sentencex` (which needs the language)."""
+        """`splitter` is `lines` or `sentencex`; the language is only used by `sentencex`."""
         self._by_lines = splitter == "lines"
         self._language = language
-        self._held = ""
+        self._unfinished = ""  # the last sentence of the text so far
 
     def split(self, text: str, *, ends_document: bool = True) -> list[str]:
-        """Return the sentences that the next block completes, stripped; none contains a line end."""
+        """Return the sentences completed by the next block, stripped and without line ends."""
         if self._by_lines:
             return [line for line in map(str.strip, text.split("\n")) if line]
         sentences: list[str] = []
         for begin in range(0, max(1, len(text)), WINDOW_CHARACTERS):
-            pieces = segment(self._language, self._held + text[begin : begin + WINDOW_CHARACTERS])
-            self._held = ""
+            pieces = segment(self._language, self._unfinished + text[begin : begin + WINDOW_CHARACTERS])
+            self._unfinished = ""
             if pieces and (begin + WINDOW_CHARACTERS < len(text) or not ends_document):
-                self._held = pieces.pop()
-                if len(self._held) > WINDOW_CHARACTERS:
-                    # No sentence ends here: cut at the last blank, so that the work stays linear.
-                    cut = self._held.rfind(" ") + 1 or len(self._held)
-                    pieces.append(self._held[:cut])
-                    self._held = self._held[cut:]
+                self._unfinished = pieces.pop()
+                if len(self._unfinished) > WINDOW_CHARACTERS:
+                    # No sentence ends in the window: cut it at the last blank to keep the time linear.
+                    cut = self._unfinished.rfind(" ") + 1 or len(self._unfinished)
+                    pieces.append(self._unfinished[:cut])
+                    self._unfinished = self._unfinished[cut:]
             sentences += pieces
         return [sentence.replace("\n", " ") for sentence in map(str.strip, sentences) if sentence]

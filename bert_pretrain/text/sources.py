@@ -1,7 +1,7 @@
-"""The inputs of a command as sources: files, globs, folders, URLs and `datasets` names, in a fixed order.
+"""The inputs of a command: files, globs, folders, URLs and `datasets` names, resolved to sources in a fixed order.
 
-Each source has an identity of its content, an encoding, and a rule for the ends of documents and sentences. What the
-configuration does not say is detected at the beginning of its text.
+A source has an identity, an encoding, and rules for the ends of documents and sentences. Settings that are `auto` are
+detected in the first bytes of its text.
 """
 
 import glob
@@ -34,17 +34,13 @@ FORMATS = {
 }
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
-FEW_DOCUMENTS = 20  # below, the two that next-sentence prediction needs for validation are more than a tenth
-FEW_SOURCES = 16
-"""Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
-READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
-"""Raised for damaged files; not all decompressors raise OSError."""
+MIN_CORPUS_DOCUMENTS = 20  # below, the two validation documents of next-sentence prediction are more than a tenth
+MAX_SAMPLED_SOURCES = 16  # `data.fraction` reads a share of each source; above this number, a share of the sources
+READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 _SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
-MAX_SOURCES = 300_000
-RUN_FILES = ("time.json", "forecast.json", "machine.json")
-"""Files that `run` writes next to the outputs of its stages, and that look like text."""
-_QUOTED = re.compile(r'"[^"]*("|$)')
+MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
+RUN_FILES = ("time.json", "forecast.json", "machine.json")  # files of `run` with the ending of a text format
 T = TypeVar("T")
 
 
@@ -53,45 +49,38 @@ class Source:
     """One input file, URL, saved dataset or dataset name."""
 
     location: str
-    format: str
-    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset; stream is a dataset that is not to be built."""
-    size: int | None = None
-    version: str = ""
-    """Changes when the content does: modification time, ETag or fingerprint."""
-    boundary: str = "auto"
-    """Where documents of a text file end: `blank_line`, `line` or `file`; `auto` until it is detected."""
-    splitter: str = "sentencex"
-    """How its documents become sentences: `lines` or `sentencex`."""
-    weight: float = 1.0
-    """How often its documents are used in training, relative to others."""
+    format: str  # txt, jsonl, json (one array), csv, tsv, parquet, dataset, or stream (a dataset that is not built)
+    size: int | None = None  # in bytes
+    version: str = ""  # changes with the content: modification time, ETag or fingerprint
+    boundary: str = "auto"  # end of a document in a text file: `blank_line`, `line`, `file`, or `auto` to detect it
+    splitter: str = "sentencex"  # of documents into sentences: `lines` or `sentencex`
+    weight: float = 1.0  # how often its documents are used in training, relative to other sources
     is_validation: bool = False
-    fraction: float = 1.0
-    """Share of its parts that are read."""
+    fraction: float = 1.0  # share of its parts that are read
     encoding: str = UTF8
     delimiter: str = ","  # of CSV
     split: str = ""  # of a dataset with several
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Keys that identify the content without reading it: a file may be moved, but not changed."""
+        """Values that identify the content without reading it. They stay equal if a file is moved."""
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         keys = ("size", "version", "boundary", "splitter", "fraction", "encoding")
         return {"name": name, **{key: getattr(self, key) for key in keys}}
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file on this machine."""
         return self.format != "dataset" and not is_url(self.location)
 
     @property
     def absolute(self) -> "Source":
-        """The same input with an absolute path, for processes in other folders or on other machines."""
+        """The source with an absolute path, for processes in other folders or on other machines."""
         if self.format == "dataset":
             return replace(self, location=hub_datasets.absolute(self.location))
         return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
 
     def check_unchanged(self) -> None:
-        """Check that an input has not changed since it was resolved, as far as its version tells."""
+        """Raise an InputError if the size or version has changed since the source was resolved."""
         try:
             if _size_and_version(self) == (self.size, self.version):
                 return
@@ -102,19 +91,19 @@ class Source:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether several cores may read it."""
+        """Whether several cores can read parts of the source."""
         if self.format in ("parquet", "dataset"):
             return not is_compressed(self.location)
         return self.has_documents_at_lines and not self.needs_decoding
 
     @property
     def has_documents_at_lines(self) -> bool:
-        """Whether its documents begin and end with lines of text, so that it can be cut into byte ranges."""
+        """Whether documents begin and end at line ends, so that the source can be cut into byte ranges."""
         return self.format in ("txt", "jsonl") and self.boundary != "file"
 
     @property
     def needs_decoding(self) -> bool:
-        """Whether its bytes are not those of its text as UTF-8."""
+        """Whether the source is compressed or not in UTF-8."""
         return is_compressed(self.location) or self.encoding != UTF8
 
 
@@ -127,41 +116,43 @@ def resolve(
     looks: bool = True,
     workers: int = 1,
 ) -> list[Source]:
-    """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
+    """Resolve files, globs, folders, URLs and `dataset:` names to sources in a fixed order, held-out sources last.
 
-    With `whole_words`, words are tokens already; `auto` then means a sentence per line and documents that end at blank
-    lines. With `every_split` all splits of a dataset are read and none is held out; otherwise `train` is read, and
-    `validation` held out unless the configuration names what is. Without `looks` no file is opened: see `examined`.
-    Thousands of files are looked at by `workers` processes.
+    Args:
+        whole_words: words are tokens; `auto` then means one sentence per line, and documents that end at blank lines.
+        every_split: read all splits of a dataset; otherwise read `train`, and hold out `validation` unless
+            `config.validation` is set.
+        looks: detect encoding and layout in the first bytes, as `examined` does; otherwise no file is opened.
+        workers: number of processes that examine thousands of files.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
     sources: list[Source] = []
     held_out: list[Source] = []
     for item in inputs:
-        found = _find(item, config)
-        if found[0].split and not every_split:
-            found = _for_training(item, found, holds_out=not config.validation)
-        found = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in found]
-        sources += (source for source in found if not source.is_validation)
-        held_out += (source for source in found if source.is_validation)
+        of_item = _find(item, config)
+        if of_item[0].split and not every_split:
+            of_item = _for_training(item, of_item, holds_out=not config.validation)
+        of_item = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in of_item]
+        sources += (source for source in of_item if not source.is_validation)
+        held_out += (source for source in of_item if source.is_validation)
     if config.fraction < 1.0:
         sources = _some_of(sources, config.fraction)
     for item in config.validation:
-        found = _find(item, config)
-        found = [source for source in found if source.split in VALIDATION] or found
-        held_out += (replace(source, is_validation=True) for source in found)
+        of_item = _find(item, config)
+        of_item = [source for source in of_item if source.split in VALIDATION] or of_item
+        held_out += (replace(source, is_validation=True) for source in of_item)
     sources += held_out
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
-        print(f"no version is known for {', '.join(unversioned[:3])}: a change of the content will not be detected")
+        print(f"changes of {', '.join(unversioned[:3])} cannot be detected: no version is known")
     if not looks:
         return sources
     examine = partial(_all_examined, config=config, whole_words=whole_words)
-    if len(sources) <= SOURCES_PER_TASK:
+    tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
+    if len(tasks) == 1:
         sources = examine(sources)
     else:
-        tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
         sizes = [len(task) for task in tasks]
         parts = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
         sources = [source for part in parts for source in part]
@@ -172,10 +163,11 @@ def resolve(
 
 
 def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataConfig) -> None:
-    """Refuse too many inputs, one that is given twice, and a key of the configuration that names none."""
-    if len(sources) > MAX_SOURCES:  # each takes half a kilobyte of the manifest
+    """Refuse too many inputs, an input that is given twice, and configuration keys that match no input."""
+    if len(sources) > MAX_SOURCES:
         remedy = "join small files, for example as JSON lines with a field text"
-        raise InputError(f"{len(sources):,} inputs are too many", where=sources[0].location, remedy=remedy)
+        what = f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}"
+        raise InputError(what, where=sources[0].location, remedy=remedy)
     names = [os.path.realpath(source.location) if source.is_local else source.location for source in sources]
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
@@ -187,30 +179,27 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         ("document_boundary", set(boundaries) - known),
     ):
         if unknown:
-            remedy = f"spell it as the input: {', '.join(inputs)}"
-            raise ConfigError(f"'{min(unknown)}' is no input", where=f"data.{key}", remedy=remedy)
+            remedy = f"write it exactly as the input: {', '.join(inputs)}"
+            raise ConfigError(f"'{min(unknown)}' is not an input", where=f"data.{key}", remedy=remedy)
 
 
-def _for_training(item: str, found: list[Source], *, holds_out: bool) -> list[Source]:
-    """Return those of a dataset's splits that are read for training, or held out."""
-    splits = {source.split: source for source in found}
+def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[Source]:
+    """Return the training split of a dataset and, with `holds_out`, the validation split."""
+    splits = {source.split: source for source in sources}
     held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
     return [splits[TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
-    """Whether only some of the inputs have a split for validation."""
-    of_splits = {_without_split(source) for source in sources if source.is_validation}
-    has_own = [_without_split(source) in of_splits for source in sources if not source.is_validation]
-    return not config.validation and any(has_own) and not all(has_own)
-
-
-def _without_split(source: Source) -> str:
-    return source.location.removesuffix(f"@{source.split}")
+    """Whether some of the inputs, but not all, have a validation split."""
+    names = [source.location.removesuffix(f"@{source.split}") for source in sources]
+    held_out = {name for name, source in zip(names, sources, strict=True) if source.is_validation}
+    has_split = [name in held_out for name, source in zip(names, sources, strict=True) if not source.is_validation]
+    return not config.validation and any(has_split) and not all(has_split)
 
 
 def _find(item: str, config: DataConfig) -> list[Source]:
-    """Return the sources that an input names, with the boundary that is configured for it, or for one of them."""
+    """Return the sources of an input, with the boundary that is configured for the input or for a single source."""
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
@@ -227,13 +216,13 @@ def _find(item: str, config: DataConfig) -> list[Source]:
         matches = sorted(glob.glob(str(Path(item)), recursive=True))
         locations = [str(Path(match)) for match in matches if os.path.isfile(match)]
         if not locations:
-            raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
+            raise InputError("there is no such file or folder", where=item, remedy="check the path")
     sources = [_source(location, boundaries.get(location, default)) for location in locations]
     empty = [source.location for source in sources if source.size == 0]
     if len(empty) == len(sources):
         raise InputError("the file is empty", where=empty[0], remedy="leave it out, or write it again")
     if empty:
-        print(f"skipped, since they are empty: {len(empty)} files, {empty[0]} the first")
+        print(f"skipped: {len(empty)} empty files (first: {empty[0]})")
     return [source for source in sources if source.size != 0]
 
 
@@ -241,7 +230,7 @@ def _source(location: str, boundary: str, format_: str | None = None, split: str
     format_ = format_ or _format_of(location)
     if format_ is None:
         name = location.rsplit("/", 1)[-1]
-        remedy = f"rename it by what it holds, such as {name}.txt or {name}.jsonl; supported: {SUPPORTED}"
+        remedy = f"rename it to its format, such as {name}.txt or {name}.jsonl; supported: {SUPPORTED}"
         raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
     source = Source(location, format_, None, "", boundary=boundary, split=split)
     size, version = _size_and_version(source)
@@ -258,29 +247,30 @@ def _size_and_version(source: Source) -> tuple[int | None, str]:
 
 
 def _files_below(path: Path) -> list[str]:
-    """Return the files of a folder that can be read, in a fixed order."""
+    """Return the readable files of a folder and its subfolders, in a fixed order."""
     files: list[str] = []
     outputs: list[str] = []
     unread: list[str] = []
-    refused: list[OSError] = []
-    for folder, inner, names in os.walk(path, onerror=refused.append):
-        unread += [link for name in inner if os.path.islink(link := os.path.join(folder, name))]
+    errors: list[OSError] = []
+    for folder, subfolders, names in os.walk(path, onerror=errors.append):
+        unread += [link for name in subfolders if os.path.islink(link := os.path.join(folder, name))]
         unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
-        # Hidden files and folders are skipped, among them our token store, and outputs with files such as vocab.txt.
-        below = [name for name in inner if not name.startswith(".")]
-        inner[:] = [name for name in below if not is_output(Path(folder, name))]
-        skipped = [name for name in below if name not in inner]
+        # Skip hidden folders, such as the token store, and output folders, which have files such as vocab.txt.
+        visible = [name for name in subfolders if not name.startswith(".")]
+        subfolders[:] = [name for name in visible if not is_output(Path(folder, name))]
+        skipped = [name for name in visible if name not in subfolders]
         if skipped or {"plan.yaml", "forecast.json"} <= set(names):
             skipped += [name for name in names if name in RUN_FILES]
         outputs += [os.path.join(folder, name) for name in skipped]
-        found = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
-        files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
+        texts = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
+        files += filter(os.path.isfile, (os.path.join(folder, name) for name in texts))
     if outputs:
-        print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
-    if unread := [str(error.filename) for error in refused] + unread:
-        print(f"not read, links to folders, endings in capitals or no permission: {len(unread)}, {unread[0]} the first")
+        print(f"skipped outputs of bert-pretrain: {', '.join(sorted(outputs))}")
+    if unread := [str(error.filename) for error in errors] + unread:
+        reasons = "links to folders, endings in capitals or no permission"
+        print(f"not read ({reasons}): {len(unread)} files or folders (first: {unread[0]})")
     if not files:
-        raise InputError("the folder holds no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
+        raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     return sorted(files, key=lambda file: file.split(os.sep))
 
 
@@ -294,21 +284,21 @@ def is_compressed(location: str) -> bool:
 
 
 def _some_of(sources: list[Source], fraction: float) -> list[Source]:
-    """Return a share of many sources, evenly spaced; of few, return all, each to be read in that share."""
-    if len(sources) <= FEW_SOURCES:
+    """Return sources that together read a fraction of the text: all sources if they are few, otherwise some of them."""
+    if len(sources) <= MAX_SAMPLED_SOURCES:
         return [replace(source, fraction=fraction) for source in sources]
     number = math.ceil(fraction * len(sources))
-    rest = fraction * len(sources) / number
-    return [replace(source, fraction=rest) for source in evenly_spaced(sources, number)]
+    of_each = fraction * len(sources) / number
+    return [replace(source, fraction=of_each) for source in evenly_spaced(sources, number)]
 
 
 def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
-    """Return `number` of the items, evenly spaced."""
+    """Return a given number of items at equal distances."""
     return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
-    """Return a source with what is detected at the beginning of its text: encoding, layout, and form of a table."""
+    """Detect encoding, layout and delimiter in the first bytes of a source, and return a source with these settings."""
     boundary, splitter, is_split = "record", str(config.sentence_splitter), whole_words
     if source.format in TEXT_FORMATS:
         sample = _sample(source)
@@ -334,19 +324,19 @@ def _all_examined(sources: Sequence[Source], config: DataConfig, *, whole_words:
 
 
 def few_documents(number: int) -> str:
-    """Return in words that inputs hold few documents, "" where they do not."""
-    return "" if number >= FEW_DOCUMENTS else f"the inputs hold only {number} document{'' if number == 1 else 's'}"
+    """Return a warning that the inputs have few documents, "" if they have enough."""
+    nouns = "1 document" if number == 1 else f"{number} documents"
+    return f"the inputs have only {nouns}" if number < MIN_CORPUS_DOCUMENTS else ""
 
 
 def finer_boundary(sources: Sequence[Source]) -> str:
-    """Return which setting may divide text files into more documents, "" where there is none."""
+    """Return a hint at the setting that divides text files into more documents, "" if there is none."""
     if all(source.format != "txt" or source.boundary == "line" for source in sources):
         return ""
     return "--set data.document_boundary=blank_line (or line), if blank lines (or line ends) separate documents"
 
 
 def sample_text(source: Source) -> str:
-    """Return the beginning of a text file."""
     return decode(_sample(source), source.encoding)
 
 
@@ -359,10 +349,10 @@ def _sample(source: Source) -> bytes:
 
 
 def damaged(source: Source, error: Exception) -> InputError:
-    return InputError(f"cannot read on: {error}", where=source.location, remedy="the file is damaged; fetch it again")
+    return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")
 
 
 def delimiter_of(sample: str) -> str:
-    """Return what separates the columns of CSV: the most frequent delimiter of the header, outside quotes."""
-    header = _QUOTED.sub("", sample.lstrip("\r\n").partition("\n")[0])
+    """Return the delimiter of CSV that is most frequent in the header, outside quotes."""
+    header = re.sub(r'"[^"]*("|$)', "", sample.lstrip("\r\n").partition("\n")[0])
     return max(",;\t", key=header.count)

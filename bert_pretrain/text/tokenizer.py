@@ -1,7 +1,7 @@
-"""A tokenizer folder: a WordPiece vocabulary with BERT's text processing, or one of whole words, written and read.
+"""The tokenizer: a WordPiece vocabulary with BERT's text processing, or a vocabulary of whole words.
 
-It opens in `transformers`, and `vocab.txt` in readers of Google's. One text is encoded by `tokenizers`; whole
-corpora by `text/fast_tokenizer.py`.
+Its folder opens in `transformers`, and its `vocab.txt` in tools for Google's BERT. Single texts are encoded by
+`tokenizers`, corpora by `text/fast_tokenizer.py`.
 """
 
 import hashlib
@@ -35,16 +35,15 @@ from bert_pretrain.text.tokenizer_folder import (
 )
 
 _PREFIX = "##"
-TEXTS_AT_ONCE = 1 << 16
-
-MAX_UNK_SHARE = 0.05
-"""Share of tokens above which the vocabulary is probably for another language or casing than the text."""
+_BATCH_TEXTS = 1 << 16  # bounds memory: the results of `tokenizers` take 800 bytes per word
+MAX_UNK_SHARE = 0.05  # of tokens; above, the vocabulary probably has another language or casing than the text
+bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 
 class Tokenizer:
-    """A WordPiece vocabulary with BERT's text processing; text such as `[MASK]` is never a special token.
+    """A WordPiece tokenizer with BERT's text processing, or with `whole_words` a tokenizer that splits at white space.
 
-    With `whole_words` text is split at white space only, and each word is one token or [UNK].
+    Text such as `[MASK]` is never encoded as a special token.
     """
 
     def __init__(
@@ -58,11 +57,14 @@ class Tokenizer:
         split_clusters: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """Build from the tokens in the order of their ids; with `whole_words` the other settings are without effect.
+        """Build a tokenizer from the tokens in the order of their ids.
 
-        With `split_clusters` scripts that are written without blanks are cut into clusters, as BERT cuts Chinese.
+        Args:
+            whole_words: each word is one token or [UNK]; the other settings have no effect.
+            split_clusters: split scripts without blanks into clusters of characters, as BERT splits Chinese.
 
-        A ValueError says that a special token is missing or a token occurs twice.
+        Raises:
+            ValueError: a special token is missing, or a token occurs twice.
         """
         ids = {token: index for index, token in enumerate(tokens)}
         if len(ids) < len(tokens):
@@ -97,42 +99,41 @@ class Tokenizer:
 
     @staticmethod
     def of_words(tokens: Sequence[str]) -> "Tokenizer":
-        """Return a tokenizer of whole words, which leaves text as it is."""
+        """Return a tokenizer of whole words, which does not normalize text."""
         return Tokenizer(tokens, lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
     @staticmethod
     def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
-        """Open a tokenizer folder, named by `flag`; `lowercase` is its casing where the folder does not state it."""
-        found = read_tokenizer_folder(folder, flag)
-        stated = found.lowercase
-        if stated is None and lowercase is None:
-            raise DataError(
-                "the casing of this vocabulary is not stated",
-                where=str(folder / CONFIG),
-                remedy='write {"do_lower_case": true} or {"do_lower_case": false} there, or add --lowercase or '
-                "--no-lowercase to vocab --extend or make-data",
-            )
-        if None not in (stated, lowercase) and stated != lowercase:
-            raise DataError(
-                f"{folder} states do_lower_case {str(stated).lower()}",
-                where="--lowercase" if lowercase else "--no-lowercase",
-                remedy=f"leave the flag out, or correct the folder's {CONFIG}",
-            )
-        found = found._replace(lowercase=lowercase if stated is None else stated)
+        """Load a tokenizer folder.
+
+        `flag` is the option that named the folder, for messages. `lowercase` is the casing if the files do not set it.
+        """
+        content = read_tokenizer_folder(folder, flag)
+        if content.lowercase is None and lowercase is None:
+            what = "the files do not say whether this vocabulary is lowercase"
+            remedy = 'write {"do_lower_case": true} or {"do_lower_case": false} there, or pass --lowercase or '
+            remedy += "--no-lowercase to vocab --extend or make-data"
+            raise DataError(what, where=str(folder / CONFIG), remedy=remedy)
+        if content.lowercase is None:
+            content = content._replace(lowercase=lowercase)
+        elif lowercase not in (None, content.lowercase):
+            what = f"do_lower_case of {folder} is {str(content.lowercase).lower()}"
+            where, remedy = "--lowercase" if lowercase else "--no-lowercase", f"leave the flag out, or correct {CONFIG}"
+            raise DataError(what, where=where, remedy=remedy)
         try:
-            return Tokenizer(**found._asdict(), folder=folder)
+            return Tokenizer(**content._asdict(), folder=folder)
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return a tokenizer with another vocabulary that treats text as this one does."""
+        """Return a tokenizer with another vocabulary and the same text processing."""
         processing: dict[str, Any] = {key: self.settings[name] for name, key in NORMALIZER_NAMES.items()}
         return Tokenizer(tokens, **processing, whole_words=self.whole_words, split_clusters=self.split_clusters)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that `save` writes: no `vocab.txt` where text is not cut as its readers expect."""
+        """The files that `save` writes. They include `vocab.txt` only if text is split as in Google's BERT."""
         return (TOKENIZER, CONFIG) if self.whole_words or self.split_clusters else FILES
 
     @property
@@ -146,30 +147,29 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """A SHA-256 of all that decides the ids of a text."""
-        decisive = [self.tokens, "whole words" if self.whole_words else self.settings]
-        decisive += ["clusters"] if self.split_clusters else []
-        content = json.dumps(decisive, ensure_ascii=False, sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        """The SHA-256 of the vocabulary and the settings that affect the ids of a text."""
+        content = [self.tokens, "whole words" if self.whole_words else self.settings]
+        content += ["clusters"] if self.split_clusters else []
+        text = json.dumps(content, ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker opens the folder that this tokenizer came from, once for all its tasks.
-        assert self.folder is not None
+        assert self.folder is not None  # a worker process loads the folder once for all its tasks
         return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
     def id_dtype(self) -> Any:
-        """The smallest type that holds every id: uint16, or uint32 above 65,536 tokens."""
+        """The smallest dtype for the ids: uint16, or uint32 above 65,536 tokens."""
         return np.uint16 if self.vocab_size <= 65536 else np.uint32
 
     @cached_property
     def is_subword(self) -> np.ndarray:
-        """Whether each token continues a word (`##…`), (vocab_size,) bool."""
+        """The mask of tokens that continue a word (`##…`), (vocab_size,) bool."""
         return np.array([token.startswith("##") and not self.whole_words for token in self.tokens])
 
     @cached_property
     def word_piece_ids(self) -> np.ndarray:
-        """The ids of real tokens: neither special nor unused, ascending."""
+        """The ascending ids of all tokens that are neither special nor unused."""
         return np.flatnonzero([not is_reserved(token) for token in self.tokens])
 
     @cached_property
@@ -177,38 +177,43 @@ class Tokenizer:
         return frozenset(range(self.vocab_size)) - frozenset(self.word_piece_ids.tolist())
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of one text, without [CLS] and [SEP]; for many texts use `Encoder`."""
+        """Return the ids of a text, without [CLS] and [SEP]."""
         return self.encode_texts([text])[0]
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of some texts, without [CLS] and [SEP]."""
+        """Return the ids of each text, without [CLS] and [SEP]."""
         encoded: list[list[int]] = []
-        for first in range(0, len(texts), TEXTS_AT_ONCE):  # the library's results take 800 bytes a word
-            some = texts[first : first + TEXTS_AT_ONCE]
-            encoded += [each.ids for each in self.backend.encode_batch_fast(some, add_special_tokens=False)]
+        for first in range(0, len(texts), _BATCH_TEXTS):
+            batch = texts[first : first + _BATCH_TEXTS]
+            encoded += [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)]
         if not self.whole_words:
             return encoded
-        # A word of the text may be spelled like a special token, which the library would find in the vocabulary.
+        # `tokenizers` finds words such as [MASK] in the vocabulary; they become [UNK].
         return [[self.unk_id if index in self._reserved_ids else index for index in ids] for ids in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens among them, as far as the vocabulary has kept it."""
+        """Return the text of ids, including special tokens."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
-        """Write `files`, all made from the vocabulary, also where it came from elsewhere, so that they agree."""
+        """Write `files`."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.contents(model_max_length).items():
             write_text(folder / name, text)
 
     def contents(self, model_max_length: int = 512) -> dict[str, str]:
-        """Return the texts of `files`."""
+        """Return the content of each of `files`."""
+        config: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
+        if VOCABULARY not in self.files:  # BertTokenizer would replace the pre-tokenizer of tokenizer.json
+            config = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # no token_type_ids by default
+                "clean_up_tokenization_spaces": False,
+            }
+        if not self.whole_words:
+            config |= self.settings
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-        # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
-        # BertTokenizer would replace the pre-tokenizer of tokenizer.json by BERT's.
-        kind = {"tokenizer_class": "BertTokenizer"} if VOCABULARY in self.files else _AS_WRITTEN_CONFIG
-        kind = kind if self.whole_words else {**kind, **self.settings}
-        config = {**kind, "model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
+        config |= {"model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
         texts = {
             VOCABULARY: "\n".join(self.tokens) + "\n",
             TOKENIZER: self.backend.to_str(pretty=True) + "\n",
@@ -221,48 +226,36 @@ class Tokenizer:
 def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
     tokenizer = Tokenizer.load(folder, lowercase=lowercase)
     if tokenizer.hash != hash_:
-        what = "the tokenizer changed while it was used"
-        raise DataError(what, where=str(folder), remedy="run the command again")
+        raise DataError("the tokenizer changed during the run", where=str(folder), remedy="run the command again")
     return tokenizer
 
 
-bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
-
-
 def bert_pre_tokenizer(*, split_clusters: bool) -> pre_tokenizers.PreTokenizer:
-    """Return BERT's pre-tokenizer; with `split_clusters`, after one that cuts scripts without blanks into clusters."""
+    """Return BERT's pre-tokenizer; `split_clusters` also splits scripts without blanks into clusters."""
     bert = pre_tokenizers.BertPreTokenizer()
     if not split_clusters:
         return bert
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLUSTER), "isolated"), bert])
 
 
-_AS_WRITTEN_CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-    "clean_up_tokenization_spaces": False,
-}
-
-
 @dataclass(frozen=True)
 class Extension:
-    """How the rows of a vocabulary become those of a longer one; with no new tokens, all rows stay."""
+    """The new tokens of an extended vocabulary."""
 
     num_old_tokens: int
     num_tokens: int
-    pieces: dict[int, list[int]]
-    """The id of each new token -> the ids of its old pieces, in order."""
+    pieces: dict[int, list[int]]  # id of each new token -> ids of the old tokens it was split into
 
     @property
     def num_in_slots(self) -> int:
-        """How many new tokens took unused slots."""
+        """The number of new tokens in unused slots of the old vocabulary."""
         return sum(index < self.num_old_tokens for index in self.pieces)
 
 
 def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
-    """Return how `new` extends `old`, as `vocab --extend` does, or None where it is another vocabulary.
+    """Return how vocabulary `new` extends `old`, None if it does not.
 
-    Every old token keeps its id; new ones are in unused slots or after the end.
+    In an extension, every old token keeps its id, and new tokens replace unused slots or follow the last token.
     """
     changed = [index for index, (before, after) in enumerate(zip(old, new, strict=False)) if before != after]
     if len(new) < len(old) or not all(is_unused(old[index]) for index in changed):
@@ -273,10 +266,7 @@ def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
 
 
 def old_pieces(token: str, ids: Mapping[str, int]) -> list[int]:
-    """Return the ids of the pieces into which a vocabulary cuts a token it lacks, longest match first.
-
-    A token it cannot cut is one [UNK], as WordPiece has it.
-    """
+    """Split a token into pieces of a vocabulary by WordPiece, and return their ids, or [UNK] if that is impossible."""
     is_inside = token.startswith(_PREFIX) and len(token) > len(_PREFIX)
     rest = token.removeprefix(_PREFIX) if is_inside else token
     pieces = []

@@ -1,8 +1,7 @@
-"""What the tokenizer folder of any BERT says: its tokens in the order of their ids, and how text is treated.
+"""Reader of the tokenizer folder of any BERT: its tokens in the order of their ids, and its text processing.
 
-Read are `vocab.txt`, `tokenizer.json` (either will do) and `tokenizer_config.json`. Casing that no file states is never
-guessed. What is neither BERT's WordPiece with BERT's text processing nor a vocabulary of whole words (WordLevel, split
-at white space) is refused rather than read as if it were.
+It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. It refuses tokenizers other than BERT's WordPiece
+with BERT's text processing and vocabularies of whole words (WordLevel, split at white space).
 """
 
 import re
@@ -15,15 +14,15 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.io.manifest import MANIFEST, PARTIAL
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece with any vocabulary
+MAX_WORD_CHARACTERS = 100  # WordPiece encodes longer words as [UNK]
 MAX_TOKEN_CHARACTERS = 1000
 MAX_VOCABULARY_BYTES = 64 << 20
 _CONTROL = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
-REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt or tokenizer.json"
-# Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
+REMEDY = "name a folder of 'bert-pretrain vocab', or of a BERT model with vocab.txt or tokenizer.json"
+# Other classes with a vocab.txt, such as BertJapaneseTokenizer, split text by other rules.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
-# What a tokenizer.json must say; old files leave out what _OPTIONAL names.
+# Required values in tokenizer.json. Old files omit the keys of _OPTIONAL.
 _WORD_PIECE: dict[str, dict[str, object]] = {
     "model": {
         "type": "WordPiece",
@@ -40,7 +39,7 @@ _WHOLE_WORDS: dict[str, dict[str, object]] = {
     "pre_tokenizer": {"type": "WhitespaceSplit"},
 }
 _OPTIONAL = (("model", "type"), ("model", "max_input_chars_per_word"), ("normalizer", "clean_text"))
-# Scripts without blanks are cut into orthographic clusters before BERT's own pre-tokenizer: a leading vowel of Thai or
+# Before BERT's pre-tokenizer, scripts without blanks are split into orthographic clusters: a leading vowel of Thai or
 # Lao, a letter, its marks, letters stacked below it, and vowels that follow it.
 UNSPACED_BLOCKS = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),  # Thai and Lao, Myanmar, Khmer
@@ -59,7 +58,7 @@ _CLUSTERS = {
         {"type": "BertPreTokenizer"},
     ],
 }
-# tokenizer_config.json's name of a setting -> that of the normalizer in tokenizer.json.
+# Names of settings: in tokenizer_config.json -> in the normalizer of tokenizer.json.
 NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -71,28 +70,25 @@ class TokenizerFolder(NamedTuple):
     """The content of a tokenizer folder."""
 
     tokens: list[str]
-    lowercase: bool | None
-    """None where no file states it."""
-    strip_accents: bool | None
-    """None follows `lowercase`, as BERT does."""
+    lowercase: bool | None  # None if no file sets it
+    strip_accents: bool | None  # None means as `lowercase`
     handle_chinese_chars: bool
     whole_words: bool
     split_clusters: bool
-    """Whether scripts without blanks are cut into clusters."""
 
 
 def is_reserved(token: str) -> bool:
-    """Whether a token is special or an unused slot, so never a piece of text."""
+    """Whether a token is a special token or an unused slot."""
     return token in SPECIAL_TOKENS or is_unused(token)
 
 
 def is_storable(token: str) -> bool:
-    """Whether a vocabulary may hold a token, which is a line of `vocab.txt`."""
+    """Whether a token can be written as a line of `vocab.txt`."""
     return 0 < len(token) <= MAX_TOKEN_CHARACTERS and not _CONTROL.search(token)
 
 
 def is_unused(token: str) -> bool:
-    """Whether a token is an unused slot of the vocabulary, such as `[unused7]`."""
+    """Whether a token is an unused slot, such as `[unused7]`."""
     return token.startswith("[unused") and token.endswith("]")
 
 
@@ -101,7 +97,7 @@ def has_vocabulary(folder: Path) -> bool:
 
 
 def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
-    """Read a tokenizer folder, written here or by Hugging Face's tools; `flag` named it, for messages."""
+    """Read a tokenizer folder of this package or of Hugging Face. `flag` is the option that named it, for messages."""
     if not has_vocabulary(folder):
         what = f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'"
         raise DataError(what, where=flag, remedy=REMEDY)
@@ -113,43 +109,43 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         split_clusters = backend.get("pre_tokenizer") == _CLUSTERS
         if split_clusters:
             backend["pre_tokenizer"] = {"type": "BertPreTokenizer"}
-        stated = _stated_settings(backend, config, whole_words, folder)
+        settings = _settings(backend, config, whole_words, folder)
         tokens = _read_tokens(folder, backend)
         entries = [*(backend.get("added_tokens") or []), *(config.get("added_tokens_decoder") or {}).values()]
         beyond = sorted({*(entry["content"] for entry in entries), *added} - set(tokens))
-    except (AttributeError, KeyError, TypeError) as error:  # JSON of another form
-        what = f"its files describe no tokenizer: {type(error).__name__}: {error}"
+    except (AttributeError, KeyError, TypeError) as error:  # valid JSON with another structure
+        what = f"the files do not describe a tokenizer: {type(error).__name__}: {error}"
         raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
-    if beyond:  # `transformers` finds them in raw text, which WordPiece does not
+    if beyond:  # `transformers` matches these in raw text, WordPiece does not
         what = f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}"
-        remedy = "give the folder from before they were added, or write them at the end of its vocab.txt and remove "
+        remedy = "use the tokenizer without them, or append them to its vocab.txt and remove "
         remedy += "tokenizer.json, added_tokens.json and added_tokens_decoder"
         raise DataError(what, where=str(folder), remedy=remedy)
     if whole_words:
         return TokenizerFolder(tokens, False, False, False, whole_words, split_clusters=False)
-    lowercase, strip_accents = stated.get("do_lower_case"), stated.get("strip_accents")
-    chinese_chars = stated.get("tokenize_chinese_chars", True)
+    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
+    chinese_chars = settings.get("tokenize_chinese_chars", True)
     return TokenizerFolder(tokens, lowercase, strip_accents, chinese_chars, whole_words, split_clusters)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, nothing where there is none."""
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise TypeError(f"{path.name} holds no settings by name")
-    return found
+    """Read a JSON object from a file; a missing file is empty."""
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise TypeError(f"{path.name} is not a JSON object")
+    return content
 
 
 def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
-    """Return the tokens of `vocab.txt` or `tokenizer.json`, which must agree where both are there."""
+    """Return the tokens of `vocab.txt` or `tokenizer.json`, which must agree if both exist."""
     path, tokens = folder / VOCABULARY, None
     if path.exists():
         try:
-            with path.open("rb") as file:  # a pipe or a device tells no size
+            with path.open("rb") as file:  # the size of a pipe or device is unknown
                 content = file.read(MAX_VOCABULARY_BYTES + 1)
             if len(content) > MAX_VOCABULARY_BYTES:
                 raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
-            # Only line ends end a token: Google's Chinese BERT has U+2028, a line separator.
+            # Not str.splitlines: Google's Chinese BERT has a token U+2028, a line separator.
             tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
@@ -159,11 +155,11 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
         ids = {**vocabulary, **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
         if sorted(ids.values()) != list(range(len(ids))):
             raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
-        of_backend = sorted(ids, key=ids.__getitem__)
-        if tokens is not None and tokens != of_backend:
-            what = f"{VOCABULARY} and {TOKENIZER} hold different vocabularies"
-            raise DataError(what, where=str(folder), remedy="remove the one that is not this model's")
-        path, tokens = folder / TOKENIZER, of_backend
+        backend_tokens = sorted(ids, key=ids.__getitem__)
+        if tokens is not None and tokens != backend_tokens:
+            what = f"{VOCABULARY} and {TOKENIZER} have different vocabularies"
+            raise DataError(what, where=str(folder), remedy="remove the file that does not belong to this model")
+        path, tokens = folder / TOKENIZER, backend_tokens
     assert tokens is not None
     for number, token in enumerate(tokens, start=1):
         if not is_storable(token):
@@ -172,27 +168,25 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def _stated_settings(
-    backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path
-) -> dict[str, Any]:
-    """Return how the files say that text is treated; refuse any but BERT's WordPiece and whole words.
+def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path) -> dict[str, Any]:
+    """Return the settings of the text processing; refuse tokenizers other than BERT's WordPiece and whole words.
 
-    As in `transformers`, the `tokenizer_config.json` outweighs the `tokenizer.json`.
+    As in `transformers`, `tokenizer_config.json` takes precedence over `tokenizer.json`.
     """
-    for part, wanted in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items() if backend else ():
-        stated = backend.get(part) or {}
-        for key, value in wanted.items():
-            found = stated.get(key, value if (part, key) in _OPTIONAL else None)
-            if found != value:
-                whose = "that of whole words" if whole_words else "BERT's"
-                what = f"the {key} of its {part} is {repr(found)[:80]}, {whose} is {value!r}"
+    for part, required in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items() if backend else ():
+        values = backend.get(part) or {}
+        for key, value in required.items():
+            actual = values.get(key, value if (part, key) in _OPTIONAL else None)
+            if actual != value:
+                kind = "a tokenizer of whole words" if whole_words else "BERT"
+                what = f"{key} of its {part} is {repr(actual)[:80]}, but {value!r} in {kind}"
                 raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
         what = f"the tokenizer is a {kind[:80]}, not BERT's WordPiece"
         raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
     if config.get("do_basic_tokenize") is False:
-        what = "do_basic_tokenize is false: the text must be split into words before, which is not supported"
+        what = "do_basic_tokenize is false: a tokenizer for text that is already split is not supported"
         raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
     normalizer = backend.get("normalizer") or {}
     settings = {name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}

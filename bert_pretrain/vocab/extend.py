@@ -1,7 +1,7 @@
-"""Words of a domain into an existing vocabulary: into its unused slots first, then at its end.
+"""Extension of an existing vocabulary by the words of a domain, in its unused slots and after its last token.
 
-Characters that the vocabulary lacks come first, as any word with one is [UNK] and lost; then the whole words that save
-most pieces. Savings are counted once, with the old pieces: a chosen word may also change how longer words are cut.
+Missing characters are added first, as every word that contains one is [UNK], then the words that save the most pieces.
+Savings are computed once with the old pieces, although an added word may also change how longer words are split.
 """
 
 from collections import Counter
@@ -17,68 +17,65 @@ from bert_pretrain.vocab.wordpiece import COVERAGE
 def extend_vocabulary(
     words: Mapping[str, int], old: Tokenizer, *, add_tokens: int | None, min_frequency: int
 ) -> tuple[Tokenizer, list[dict[str, Any]]]:
-    """Return the extended vocabulary, and its new tokens: `token`, `id`, the old `pieces` it consists of, and `count`.
+    """Return the extended tokenizer and its new tokens, each with `token`, `id`, old `pieces` and `count`.
 
-    The count of a word is how often it occurs, that of a character how often its absence makes a word [UNK]. At most
-    `add_tokens` are added, or as many as there are unused slots; words are normalised as the old tokenizer does.
+    The count is the number of occurrences of a word, or of words that are [UNK] because a character is missing. Words
+    must be normalized by the old tokenizer. `add_tokens` is the maximum number of tokens, by default the unused slots.
     """
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
     if not room:
-        raise ConfigError(
-            f"the vocabulary of {old.folder} has no unused slots",
-            where="vocab.add_tokens",
-            remedy="say how many tokens to add at its end, for example --add-tokens 1000",
-        )
-    characters = lost_characters(words, old, min_frequency)[:room]
+        what = f"the vocabulary of {old.folder} has no unused slots"
+        remedy = "set the number of tokens to add at its end, for example --add-tokens 1000"
+        raise ConfigError(what, where="vocab.add_tokens", remedy=remedy)
+    characters = missing_characters(words, old, min_frequency)[:room]
     chosen: dict[str, int] = dict(characters)
-    for word, count in _words_in_pieces(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):
+    for word, count in _split_words(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):
         if len(chosen) >= room:
             break
         chosen[word] = count
-    tokens, free = list(old.tokens), iter(slots)
+    tokens, free_slots = list(old.tokens), iter(slots)
     ids = {token: index for index, token in enumerate(old.tokens)}
     added = []
     for token, count in chosen.items():
-        index = next(free, len(tokens))
+        index = next(free_slots, len(tokens))
         tokens[index : index + 1] = [token]
         pieces = [old.tokens[piece] for piece in old_pieces(token, ids)]
         added.append({"token": token, "id": index, "pieces": pieces, "count": count})
     return old.with_tokens(tokens), added
 
 
-def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
-    """Return the characters, `c` or `##c` as the text has them, whose absence makes words [UNK], most frequent first.
+def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
+    """Return the counts of the characters, as tokens `c` or `##c`, that make words [UNK], most frequent first.
 
-    Only as many as a new vocabulary would keep: up to 99.99 % of the running characters.
+    Stop when 99.99 % of the running characters are covered, as in a new vocabulary.
     """
     known = set(old.tokens)
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
-    # In all other words each character is a token.
-    doubtful = [word for word in words if not (word[0] in known and inside.issuperset(word[1:]))]
-    doubtful = [word for word in doubtful if len(word) <= MAX_WORD_CHARACTERS]
-    lacking: Counter[str] = Counter()
-    for word, ids in zip(doubtful, old.encode_texts(doubtful), strict=True):
+    # A word cannot be [UNK] if each of its characters is a token.
+    candidates = [word for word in words if not (word[0] in known and inside.issuperset(word[1:]))]
+    candidates = [word for word in candidates if len(word) <= MAX_WORD_CHARACTERS]
+    missing: Counter[str] = Counter()
+    for word, ids in zip(candidates, old.encode_texts(candidates), strict=True):
         if ids == [old.unk_id]:
-            forms = [word[0], *(f"##{character}" for character in word[1:])]
-            for form in forms:
-                if form not in known:
-                    lacking[form] += words[word]
+            for token in (word[0], *(f"##{character}" for character in word[1:])):
+                if token not in known:
+                    missing[token] += words[word]
     total = sum(len(word) * count for word, count in words.items())
-    missing = lacking.total()
+    uncovered = missing.total()
     kept = []
-    for form in sorted(lacking, key=lambda form: (-lacking[form], form)):
-        if missing <= (1 - COVERAGE) * total or lacking[form] < min_frequency:
+    for token in sorted(missing, key=lambda token: (-missing[token], token)):
+        if uncovered <= (1 - COVERAGE) * total or missing[token] < min_frequency:
             break
-        kept.append((form, lacking[form]))
-        missing -= lacking[form]
+        kept.append((token, missing[token]))
+        uncovered -= missing[token]
     return kept
 
 
-def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
-    """Yield the words that a vocabulary cuts, with their counts; those first that would save most pieces.
+def _split_words(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
+    """Yield the words that a vocabulary splits, with their counts, by the number of saved pieces, largest first.
 
-    A word that is [UNK] still, for a rare character in it, counts as if it were cut in two.
+    A word that is [UNK] because of a rare character counts as two pieces.
     """
     frequent = [word for word, count in words.items() if count >= min_frequency and len(word) <= MAX_WORD_CHARACTERS]
     saved = {
@@ -88,7 +85,7 @@ def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequen
     }
     backend = tokenizer.backend
     for word in sorted(saved, key=lambda word: (-saved[word], word)):
-        # A word that normalisation or pre-tokenisation changes would never be matched.
-        normalised = backend.normalizer.normalize_str(word)
-        if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalised)] == [word]:
+        # Words that normalization or pre-tokenization changes would never be matched.
+        normalized = backend.normalizer.normalize_str(word)
+        if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)] == [word]:
             yield word, words[word]

@@ -1,6 +1,6 @@
-"""Counted chunks to counted words, normalized by rules that suit the language: accents kept or not, clusters or not.
+"""Normalization of counted chunks to counted words, by rules that depend on the language.
 
-`vocab.strip_accents: null` is resolved here, by the counts, and what normalization loses is reported.
+`vocab.strip_accents: null` is resolved from the counts, and the losses of normalization are reported.
 """
 
 from collections import Counter
@@ -21,49 +21,45 @@ from bert_pretrain.text.normalization import (
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts, count_words
 
-_FORCED = "--set vocab.strip_accents=no keeps them"
-
 
 @dataclass(frozen=True)
 class NormalizedWords:
-    """Counted words, and the rules by which they were normalized."""
+    """Counted words, and the rules of their normalization."""
 
-    learned: Counter[str]
+    training: Counter[str]
     held_out: Counter[str]
-    config: VocabConfig
-    """The configuration with `strip_accents` resolved: None strips accents as BERT does, False keeps them."""
+    config: VocabConfig  # with `strip_accents` resolved: None strips accents as BERT does, False keeps them
     split_clusters: bool
-    metrics: dict[str, Any]
-    """Metrics of the normalization, for the manifest."""
+    metrics: dict[str, Any]  # of the normalization, for the manifest
 
     @property
     def rules(self) -> dict[str, Any]:
-        """The settings of a `Tokenizer` that normalizes text by these rules."""
+        """The keyword arguments of a `Tokenizer` with these rules."""
         settings = self.config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"})
         return {**settings, "split_clusters": self.split_clusters}
 
 
 def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer | None) -> NormalizedWords:
-    """Normalize counted chunks to words, by the rules of `old` where a vocabulary is extended."""
+    """Normalize counted chunks to words. If a vocabulary is extended, `old` is its tokenizer and sets the rules."""
     if config.tokens == "words":
-        learned, held_out = (count_words(chunks, config) for chunks in (counts.learned, counts.held_out))
-        return NormalizedWords(learned, held_out, config, False, {})
-    ascii_chunks = {chunk: count for chunk, count in counts.learned.items() if chunk.isascii()}
-    others = {chunk: count for chunk, count in counts.learned.items() if not chunk.isascii()}
-    words = count_words(ascii_chunks, config)  # the same by all rules
+        training, held_out = (count_words(chunks, config) for chunks in (counts.training, counts.held_out))
+        return NormalizedWords(training, held_out, config, False, {})
+    ascii_chunks = {chunk: count for chunk, count in counts.training.items() if chunk.isascii()}
+    others = {chunk: count for chunk, count in counts.training.items() if not chunk.isascii()}
+    ascii_words = count_words(ascii_chunks, config)  # independent of accents and clusters
     keeping = config.model_copy(update={"strip_accents": False})
-    with_accents = words + count_words(others, keeping)
+    with_accents = ascii_words + count_words(others, keeping)
     loss = accent_loss(with_accents, lowercase=config.lowercase)
     split_clusters = is_unspaced(with_accents) if old is None else old.split_clusters
-    follows = config.lowercase if config.strip_accents is None else config.strip_accents
+    strips = config.lowercase if config.strip_accents is None else config.strip_accents
     if old is None and config.strip_accents is None and config.lowercase and keeps_accents(loss, language):
-        config, follows = keeping, False
-    learned = words + count_words(others, config, split_clusters=split_clusters)
+        config, strips = keeping, False
+    training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
     removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})
     metrics = {
         "language": language,
-        "strip_accents": follows,
+        "strip_accents": strips,
         "split_clusters": split_clusters,
         "words_that_stripping_changes": loss.changed,
         "distinct_words_that_stripping_merges": loss.merged,
@@ -71,25 +67,25 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
         "words_with_removed_characters": {f"U+{ord(key):04X}": count for key, count in removed.most_common(5)},
     }
     _report(loss, removed, with_accents.total(), metrics, forced=config.strip_accents is True)
-    return NormalizedWords(learned, held_out, config, split_clusters, metrics)
+    return NormalizedWords(training, held_out, config, split_clusters, metrics)
 
 
 def _report(
     loss: AccentLoss, removed: Mapping[str, int], num_words: int, metrics: Mapping[str, Any], *, forced: bool
 ) -> None:
     if loss.examples and metrics["strip_accents"]:
-        harm = forced and loss.changed > MAX_CHANGED_WORDS
-        print(f"{'warning: ' if harm else ''}accents are stripped, which changes {loss.describe()}")
-        if harm:
-            print(f"  hint: {_FORCED}")
+        is_harmful = forced and loss.changed > MAX_CHANGED_WORDS
+        print(f"{'warning: ' if is_harmful else ''}accents are stripped, which changes {loss.describe()}")
+        if is_harmful:
+            print("  hint: --set vocab.strip_accents=no keeps them")
     elif loss.examples:
         print(f"accents are kept: stripping them changes {loss.describe()}")
     if metrics["split_clusters"]:
         print(
-            "the text is written without blanks between words: it is cut into clusters of a letter and its marks\n"
-            "  hint: for whole words as tokens, put blanks between words, by icu4py (docs/languages.md)"
+            "the text has no blanks between words, so it is split into clusters of a letter and its marks\n"
+            "  hint: for whole words as tokens, put blanks between words with icu4py (docs/languages.md)"
         )
     for character, count in list(removed.items())[:3]:
         if count > MAX_CHANGED_WORDS * num_words:
-            named = name(character, "no name")
-            print(f"BERT's clean-up removes U+{ord(character):04X} ({named}) from {count / num_words:.1%} of the words")
+            code = f"U+{ord(character):04X} ({name(character, 'no name')})"
+            print(f"BERT's clean-up removes {code} from {count / num_words:.1%} of the words")

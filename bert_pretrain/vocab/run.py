@@ -1,7 +1,7 @@
 """Stage 1, `vocab`: raw text to a tokenizer folder that opens in `transformers`.
 
-Chunks are counted in one pass over the text, on all cores; from the counts a vocabulary is trained, whole words are
-chosen, or an existing vocabulary is extended. It is measured on documents it has not seen.
+All cores count the chunks of the text in one pass. From the counts, a vocabulary is trained, whole words are chosen, or
+an existing vocabulary is extended. Its metrics are computed on held-out documents.
 """
 
 import tempfile
@@ -30,9 +30,8 @@ from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.normalized import NormalizedWords, normalize
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
-MAX_TASKS = 256
-"""That count, at most; each merges the counts of all its text as it reads."""
-MERGED_AT_ONCE = 4
+MAX_TASKS = 256  # of counting; each task keeps a single table of counts
+FILES_PER_MERGE = 4
 
 
 def make_vocab(
@@ -46,19 +45,19 @@ def make_vocab(
     scheduler: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
+    """Write a tokenizer folder with a new or extended vocabulary, and return its path.
 
-    The arguments are the options of the command `vocab`. Text is processed as by the tokenizer of `extend`; `lowercase`
-    is its casing, where its folder does not state it.
+    The arguments are the options of the command `vocab`. If a vocabulary is extended, its tokenizer also sets the text
+    processing; `lowercase` is its casing if the folder does not set it.
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:
         config = config.model_copy(update={"vocab": _extending(old, config.vocab)})
     else:
-        _room(config)  # before the text is read
+        _max_text_tokens(config)  # raises before the text is read
     whole_words = config.vocab.tokens == "words"
-    found = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
-    sources = [source for source in found if not source.is_validation]
+    sources = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
+    sources = [source for source in sources if not source.is_validation]
     if not whole_words:
         config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = {
@@ -72,7 +71,7 @@ def make_vocab(
             if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
-            print(f"a file of {output} is missing or damaged; the vocabulary is built again")
+            print(f"a file of {output} is missing or damaged; building the vocabulary again")
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
@@ -94,35 +93,33 @@ def make_vocab(
 
 
 def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
-    """Return the configuration with the text processing of the vocabulary that is extended."""
+    """Return the configuration with the text processing of the old tokenizer."""
     if old.whole_words or config.tokens == "words":
-        raise ConfigError(
-            "only a vocabulary of pieces of words can be extended",
-            where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
-            remedy="build a vocabulary of whole words from all the text, without --extend",
-        )
+        where = f"--extend {old.folder}" if old.whole_words else "vocab.tokens words"
+        remedy = "build a new vocabulary from all the text, without --extend"
+        raise ConfigError("only a vocabulary of word pieces can be extended", where=where, remedy=remedy)
     keys = ("lowercase", "strip_accents", "handle_chinese_chars")
     return config.model_copy(update=dict(zip(keys, old.settings.values(), strict=True)))
 
 
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
-    """Return what of the configuration, and which old vocabulary, decides the new one."""
+    """Return the settings that affect the vocabulary, and the hash of the old one."""
     if old is None:
         return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
-    chosen = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
-    return {"extends": old.hash, "vocab": chosen}
+    used = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
+    return {"extends": old.hash, "vocab": used}
 
 
 def _is_intact(output: Path) -> bool:
     try:
-        found = Tokenizer.load(output)
-        texts = found.contents()
-        del texts[TOKENIZER]  # whose form may be that of another version of the library
+        tokenizer = Tokenizer.load(output)
+        texts = tokenizer.contents()
+        del texts[TOKENIZER]  # another version of `tokenizers` may have written it in another form
         is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
     except (DataError, OSError, UnicodeDecodeError):
         return False
-    written = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and (output / TOKENIZER).is_file() and found.hash == written
+    hash_ = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
+    return is_same and (output / TOKENIZER).is_file() and tokenizer.hash == hash_
 
 
 def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
@@ -131,8 +128,8 @@ def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], 
 
 
 def _merge(task: tuple[Path, Sequence[Path]]) -> None:
-    merged, files = task
-    _merged(files).save(merged)
+    output, files = task
+    _merged(files).save(output)
 
 
 def _merged(files: Sequence[Path]) -> Counts:
@@ -143,9 +140,9 @@ def _merged(files: Sequence[Path]) -> Counts:
 
 
 def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:
-    """Count all text; counts are merged by the workers, in a tree, through files in a temporary folder of the output.
+    """Count all text in parallel, and merge the counts through files in a temporary folder of the output.
 
-    What is merged with what, and so what is dropped, does not depend on the number of workers.
+    The order of merges, which affects the dropped chunks, does not depend on the number of workers.
     """
     part_bytes = documents.part_bytes_of(sources)
     parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
@@ -159,17 +156,17 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
         open_pool(workers, scheduler, folders=[output], files=files) as pool,
         tempfile.TemporaryDirectory(dir=output.absolute(), prefix=".counts-", suffix=".tmp") as folder,
     ):
-        found = [Path(folder, f"{number}") for number in range(len(batches))]
+        count_files = [Path(folder, f"{number}") for number in range(len(batches))]
         count = partial(_count_groups, config=config)
-        list(run_each(count, list(zip(found, batches, strict=True)), workers=pool, description="count", **shown))
-        return merge_counts(found, pool)
+        list(run_each(count, list(zip(count_files, batches, strict=True)), workers=pool, description="count", **shown))
+        return merge_counts(count_files, pool)
 
 
 def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
-    """Merge files of counts, which are deleted, on all workers: `MERGED_AT_ONCE` at a time, then what that gives."""
-    while len(files) > MERGED_AT_ONCE:
-        merges = [files[first : first + MERGED_AT_ONCE] for first in range(0, len(files), MERGED_AT_ONCE)]
-        tasks = [(some[0].with_name(f"{some[0].name}+"), some) for some in merges]
+    """Merge files of counts in parallel, as a tree of groups of `FILES_PER_MERGE`, and delete the files."""
+    while len(files) > FILES_PER_MERGE:
+        groups = [files[first : first + FILES_PER_MERGE] for first in range(0, len(files), FILES_PER_MERGE)]
+        tasks = [(group[0].with_name(f"{group[0].name}+"), group) for group in groups]
         list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
         for file in files:
             file.unlink()
@@ -178,14 +175,14 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
 
 
 def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
+    """Train or extend a vocabulary. Return its tokenizer, and metrics of the vocabulary and the text."""
     repairs_and_drops = join_reasons(counts.repairs_and_drops)
     check_texts(repairs_and_drops, counts.documents)
     normalized = normalize(counts, config.vocab, config.data.language, old)
-    words, held_out = normalized.learned, normalized.held_out
+    words, held_out = normalized.training, normalized.held_out
     if not words:
-        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    tokenizer, made = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
+        raise InputError("the inputs have no text", where=where, remedy="name files with text in them")
+    tokenizer, details = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
     measured = held_out or words
     return tokenizer, {
         "documents": counts.documents,
@@ -197,23 +194,23 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "normalization": normalized.metrics,
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
-        **made,
+        **details,
     }
 
 
 def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
-    words, vocab = normalized.learned, normalized.config
+    """Return a new vocabulary, and metrics of its alphabet or words for the manifest."""
+    words, vocab = normalized.training, normalized.config
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
         share = sum(kept) / words.total()
         print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
-    alphabet = choose_alphabet(words, vocab.limit_alphabet, _room(config))
+    alphabet = choose_alphabet(words, vocab.limit_alphabet, _max_text_tokens(config))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
     tokenizer = Tokenizer(tokens, **normalized.rules)
-    described = {
+    metrics = {
         "characters": len(alphabet.characters),
         "inside_words": len(alphabet.inside),
         "coverage": alphabet.coverage,
@@ -224,31 +221,27 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
         f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {len(alphabet.left_out):,} "
         f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
     )
-    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}
+    return tokenizer, {"alphabet": metrics, "words_seen_from_count": int(divisor / 2) + 1}
 
 
-def _room(config: Config) -> int:
-    """Return how many tokens a vocabulary may have besides special and unused ones."""
-    reserved = len(special_tokens(config.vocab.unused_tokens))
-    if config.vocab.size <= reserved:
-        raise ConfigError(
-            f"vocab.size is {config.vocab.size}, and special and unused tokens alone are {reserved}",
-            where="vocab.size",
-            remedy=f"set it to {reserved} and a token or two for each character of the text, or lower "
-            f"vocab.unused_tokens ({config.vocab.unused_tokens})",
-        )
-    return config.vocab.size - reserved
+def _max_text_tokens(config: Config) -> int:
+    """Return the maximum number of tokens that are neither special nor unused; raise a ConfigError if it is 0."""
+    num_reserved = len(special_tokens(config.vocab.unused_tokens))
+    if config.vocab.size <= num_reserved:
+        what = f"vocab.size is {config.vocab.size}, but there are {num_reserved} special and unused tokens"
+        remedy = f"set it to {num_reserved} plus one or two tokens for each character of the text, or lower "
+        remedy += f"vocab.unused_tokens ({config.vocab.unused_tokens})"
+        raise ConfigError(what, where="vocab.size", remedy=remedy)
+    return config.vocab.size - num_reserved
 
 
 def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return the extended vocabulary, and what the manifest says of each new token."""
+    """Return the extended vocabulary, and the new tokens for the manifest."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
-        raise InputError(
-            "the vocabulary already holds every frequent word of the inputs",
-            where="--extend",
-            remedy=f"use {old.folder} as it is, give more text, or lower vocab.min_frequency ({config.min_frequency})",
-        )
+        remedy = f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})"
+        what = "the vocabulary already has every frequent word of the inputs"
+        raise InputError(what, where="--extend", remedy=remedy)
     in_slots = sum(token["id"] < old.vocab_size for token in added)
     examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
     print(f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …")
@@ -257,7 +250,7 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
-    """Return the share of words, of characters and of tokens that are [UNK], and the pieces per word."""
+    """Return the shares of words, characters and tokens that are [UNK], and the mean number of pieces per word."""
     pieces = unk_words = characters = unk_characters = 0
     for (word, count), ids in zip(words.items(), tokenizer.encode_texts(list(words)), strict=True):
         pieces += len(ids) * count
@@ -276,20 +269,20 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
 
 def _report(tokenizer: Tokenizer, metrics: dict[str, Any], config: VocabConfig) -> None:
     print(f"{tokenizer.vocab_size:,} tokens from {metrics['words']:,} words in {metrics['documents']:,} documents")
-    for name, found in (("", metrics), ("before, ", metrics.get("before"))):
-        if found:
-            share, characters = found["unk_share_of_words"], found["unk_share_of_characters"]
-            unknown = f"[UNK] {share:.4%} of words, {characters:.4%} of characters"
-            print(f"{name}on {metrics['measured_on']}: {unknown}, {found['pieces_per_word']:.3f} pieces per word")
+    for name, values in (("", metrics), ("before, ", metrics.get("before"))):
+        if values:
+            words, characters = values["unk_share_of_words"], values["unk_share_of_characters"]
+            unknown = f"[UNK] {words:.4%} of words, {characters:.4%} of characters"
+            print(f"{name}on {metrics['measured_on']}: {unknown}, {values['pieces_per_word']:.3f} pieces per word")
     if dropped := metrics["dropped_rare_chunks"]["occurrences"]:
-        print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
+        print(f"the text has too many different words: {dropped:,} occurrences of rare ones are not counted")
     for line in describe_reasons(metrics["repairs_and_drops"]):
         print(f"corpus: {line}")
-    if (least := metrics.get("words_seen_from_count", 1)) > config.min_frequency:
-        print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
+    if (min_count := metrics.get("words_seen_from_count", 1)) > config.min_frequency:
+        print(f"words that occur fewer than {min_count:,} times are ignored: they are too rare in so much text")
     if "alphabet" in metrics and tokenizer.vocab_size < config.size:
         print(
-            f"warning: the corpus is too small for vocab.size {config.size:,}; the vocabulary has "
-            f"{tokenizer.vocab_size:,} tokens, as vocab.min_frequency is {config.min_frequency}\n"
-            "  hint: use it as it is, give more text, or lower vocab.min_frequency"
+            f"warning: the corpus is too small for vocab.size {config.size:,}: with vocab.min_frequency "
+            f"{config.min_frequency}, the vocabulary has only {tokenizer.vocab_size:,} tokens\n"
+            "  hint: use it as it is, add more text, or lower vocab.min_frequency"
         )

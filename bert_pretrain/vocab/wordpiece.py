@@ -1,9 +1,8 @@
-"""Words and their counts to a vocabulary, of pieces or of whole words, the same in every run and on every machine.
+"""Training of a vocabulary of pieces or whole words from counted words, with the same result on every machine.
 
-A character that the alphabet leaves out makes every word with it [UNK]. The merges are those of `tokenizers`; what it
-leaves to chance, the order of the alphabet, is fixed by registering the alphabet first. It has no training from counts,
-so words are replayed as often as they occur, scaled down where there are very many (which also keeps its 32-bit pair
-counts from overflowing).
+`tokenizers` chooses the merges. Its order of the alphabet is random, so the alphabet is registered first. It cannot be
+trained from counts, so each word is repeated by its count. Large counts are scaled down, which also prevents an
+overflow of its 32-bit pair counts.
 """
 
 import math
@@ -25,16 +24,16 @@ _WORDS_PER_LINE = 1000
 
 
 def special_tokens(unused_tokens: int) -> list[str]:
-    """Return BERT's special tokens in the order of their ids: [PAD], the unused slots, [UNK], [CLS], [SEP], [MASK]."""
+    """Return BERT's special tokens in the order of their ids: [PAD], unused slots, [UNK], [CLS], [SEP], [MASK]."""
     pad, *others = SPECIAL_TOKENS
     return [pad, *(f"[unused{number}]" for number in range(unused_tokens)), *others]
 
 
 def choose_words(words: Mapping[str, int], config: VocabConfig) -> list[str]:
-    """Return a vocabulary of whole words in the order of its ids: special tokens, then words, the most frequent first.
+    """Return a vocabulary of whole words: special tokens, then words, most frequent first.
 
-    Left out are words that occur less than `config.min_frequency` times, are spelled like a special token, contain
-    control characters or are too long to be a token.
+    Exclude words that occur less than `config.min_frequency` times, look like a special token, contain control
+    characters or are too long for a token.
     """
     special = special_tokens(config.unused_tokens)
     kept = [
@@ -48,25 +47,23 @@ def choose_words(words: Mapping[str, int], config: VocabConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The characters kept, and those of them that occur inside words and need a `##` form; both sorted."""
+    """The characters of a vocabulary. A word with any other character is [UNK]."""
 
-    characters: list[str]
-    inside: list[str]
-    coverage: float
-    """The share of running characters that are kept."""
-    left_out: list[str]
-    """Characters of the corpus that are not kept, most frequent first."""
+    characters: list[str]  # sorted
+    inside: list[str]  # characters that occur inside words and need a `##` form, sorted
+    coverage: float  # share of running characters
+    left_out: list[str]  # all other characters of the corpus, most frequent first
 
     @property
     def tokens(self) -> list[str]:
-        """Tokens that the vocabulary needs for the alphabet, in a fixed order."""
+        """The tokens for the alphabet in a fixed order."""
         return [*self.characters, *(f"##{character}" for character in self.inside)]
 
 
 def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> Alphabet:
-    """Choose characters by frequency, up to a coverage of 99.99 % and all ASCII, or `limit` of them.
+    """Choose the `limit` most frequent characters, or by default all ASCII and enough to cover 99.99 % of the text.
 
-    Words are normalised; the alphabet may take `room` tokens, `##` forms included.
+    `words` are normalized. `room` is the maximum number of tokens of the alphabet, including `##` forms.
     """
     counts: Counter[str] = Counter()
     inside: set[str] = set()
@@ -74,14 +71,14 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         for character in word:
             counts[character] += count
         inside.update(word[1:])
-    total = sum(counts.values())
+    total = counts.total()
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     kept: list[str] = []
     covered = cost = 0
     for character in ranked:
         if limit is not None and len(kept) >= limit:
             break
-        # ASCII is always kept: a corpus of novels hardly has "@", other text will.
+        # Keep all ASCII: characters such as "@" are rare in novels, but not in other text.
         if limit is None and covered >= COVERAGE * total and not character.isascii():
             continue
         cost += 2 if character in inside else 1
@@ -91,23 +88,20 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         covered += counts[character]
     coverage = covered / total if total else 0.0
     if coverage < MIN_COVERAGE:
-        by_size = limit is None or len(kept) < limit
-        raise ConfigError(
-            f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text; every word with another "
-            f"one would be [UNK] (the text has {len(ranked):,} different characters)",
-            where="vocab.size" if by_size else "vocab.limit_alphabet",
-            remedy="raise it; Chinese takes about 21,128 tokens",
-        )
+        where = "vocab.size" if limit is None or len(kept) < limit else "vocab.limit_alphabet"
+        what = f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text, which has "
+        what += f"{len(ranked):,} different ones; every word with another character would be [UNK]"
+        raise ConfigError(what, where=where, remedy="raise it; Chinese needs about 21,128 tokens")
     members = set(kept)
     left_out = [character for character in ranked if character not in members]
     return Alphabet(sorted(kept), sorted(inside & members), coverage, left_out)
 
 
 def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> tuple[list[str], float]:
-    """Return the vocabulary in the order of its ids: special tokens, alphabet, then merges, most frequent first.
+    """Return the vocabulary, special tokens, alphabet, then merges, most frequent first, and the divisor of the counts.
 
-    Fewer than `config.size` tokens come out where the words hold no more pairs of `config.min_frequency`. Also returns
-    the divisor of the counts: words that occur no more than half of it are not learned from.
+    The vocabulary is smaller than `config.size` if too few pairs reach `config.min_frequency`. Words with counts of at
+    most half of the divisor are ignored.
     """
     kept, divisor = trainable(words, alphabet)
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
@@ -127,9 +121,9 @@ def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabC
 
 
 def trainable(words: Mapping[str, int], alphabet: Alphabet) -> tuple[dict[str, int], float]:
-    """Return the words that can be learned from, and by what their counts are divided: `MAX_REPLAYED_WORDS` in all.
+    """Return the words without characters outside the alphabet, with counts scaled to a total of `MAX_REPLAYED_WORDS`.
 
-    A word with a character outside the alphabet will be [UNK] whole, and so teaches nothing.
+    Also return the divisor of the counts.
     """
     members = set(alphabet.characters)
     kept = {

@@ -1,4 +1,4 @@
-"""Any input to documents: every format and compression, both layouts, and each way in which a file can be wrong."""
+"""Documents from every format, compression and layout, and errors for invalid files."""
 
 import bz2
 import csv
@@ -106,7 +106,7 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, e
 
 @pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("ending", [".txt", ".csv", ".parquet"])
-def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compression: str) -> None:
+def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, ending: str, compression: str) -> None:
     draw = random.Random(1)
     plain = FORMATS[ending](["".join(draw.choices("abcdefgh ", k=40)) for _ in range(2000)])
     whole = COMPRESS[compression](plain)
@@ -130,7 +130,7 @@ def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path, caps
     assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
 
 
-def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_in_an_input_folder_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
         manifest.claim(tmp_path / name, kind, {"seed": 1})
@@ -142,16 +142,16 @@ def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pyt
     assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
 
 
-def test_what_is_not_read_below_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unread_files_of_a_folder_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in" / "a.txt", b"one\n")
     write(tmp_path / "in" / "B.TXT", b"two\n")
     write(tmp_path / "other" / "c.txt", b"three\n")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
     assert read_all(tmp_path / "in")[0] == ["one"]
-    assert "capitals or no permission: 2, " in capsys.readouterr().out
+    assert "capitals or no permission): 2 files" in capsys.readouterr().out
 
 
-def test_files_of_a_run_among_the_text_are_skipped_and_the_text_is_read(tmp_path: Path) -> None:
+def test_files_of_a_run_in_an_input_folder_are_skipped(tmp_path: Path) -> None:
     for name in ("auto/plan.yaml", "auto/forecast.json", "auto/machine.json", "auto/time.json", "timed/time.json"):
         write(tmp_path / name, b"{}")
     for name in ("auto", "timed", "other"):
@@ -161,7 +161,7 @@ def test_files_of_a_run_among_the_text_are_skipped_and_the_text_is_read(tmp_path
     assert read_all(tmp_path)[0] == ["auto", "other", "noon", "timed"]
 
 
-def test_workers_detect_the_same_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_is_independent_of_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(encoding="auto")
     for number in range(7):
         encoding = ("utf-8", "utf-16")[number % 2]
@@ -219,7 +219,7 @@ def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(tmp_path, endin
     [("{broken", False), ('{"text": "a"} {"text": "b"}', False), ("5", True), ('{"text": ["a"]}', True),
      ('{"text": null}', True), ("{}", True)],
 )  # fmt: skip
-def test_a_mistake_in_jsonl_names_file_and_line(tmp_path, line, strict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_jsonl_is_refused_with_file_and_line(tmp_path, line, strict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 128)
     good = as_jsonl(["a"] * 50).decode()
     path = write(tmp_path / "a.jsonl", f"\n{good}\r\n{line}\n{good}")
@@ -229,7 +229,7 @@ def test_a_mistake_in_jsonl_names_file_and_line(tmp_path, line, strict, monkeypa
 
 
 @pytest.mark.parametrize("line", ["5", '["a"]', '{"text": 12345}', '{"text": ["a"]}', '{"text": {"a": "b"}}'])
-def test_a_record_whose_text_is_no_string_is_skipped_and_counted_with_the_first_position(tmp_path, line) -> None:
+def test_records_whose_text_is_not_a_string_are_skipped_and_counted(tmp_path, line) -> None:
     path = write(tmp_path / "a_b.jsonl", as_jsonl(["a"]) + f"{line}\n".encode() + as_jsonl(["a"]) * 199 + line.encode())
     texts, counts = read_all(path)
     assert (texts, describe_reasons(counts)) == (
@@ -254,7 +254,9 @@ def test_odd_values_of_json_and_csv(tmp_path: Path) -> None:
     assert refusal(path).where == f"{path}: line 4"
 
 
-def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_the_text_field_are_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
     path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
@@ -267,7 +269,7 @@ def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
-def test_the_texts_of_several_fields_are_joined_by_blank_lines(tmp_path: Path, ending: str) -> None:
+def test_several_text_fields_are_joined_by_blank_lines(tmp_path: Path, ending: str) -> None:
     rows = [{"subject": "One", "n": "1", "body": "Two.\nThree."}, {"subject": None, "n": "2", "body": "Four."}]
     path, table = tmp_path / f"a{ending}", pa.Table.from_pylist(rows)
     if ending == ".parquet":
@@ -296,7 +298,7 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["lines", "paragraphs", "wrapped"])
 @pytest.mark.parametrize("language", ["en", "zh", "auto"])
-def test_the_layout_is_recognised(tmp_path: Path, english_documents, chinese_documents, language, layout: str) -> None:
+def test_layout_is_detected(tmp_path: Path, english_documents, chinese_documents, language, layout: str) -> None:
     sentences, joint = (english_documents, " ") if language == "en" else (chinese_documents, "")
     texts = ["\n".join(document) if layout == "lines" else joint.join(document) for document in sentences]
     if layout == "wrapped":  # Chinese has no blanks to break at
@@ -315,7 +317,7 @@ ENDS += ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, seed, kind) -> None:
+def test_cutting_a_file_into_parts_keeps_its_documents(tmp_path, monkeypatch, seed, kind) -> None:
     draw = random.Random(seed)
     text = "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ENDS) for _ in range(400))
     path = write(tmp_path / f"a{kind}", text if kind == ".txt" else as_jsonl(text.split("\n")))
@@ -332,7 +334,7 @@ def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, see
         assert read_all(path) == whole
 
 
-def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
+def test_document_boundary_can_be_set_for_one_input(tmp_path: Path) -> None:
     prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
     inputs = [str(prose), str(lines)]
     config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
@@ -340,5 +342,5 @@ def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     assert [source.boundary for source in sources] == ["file", "line"]
     assert "blank_line" in finer_boundary(sources)
     assert finer_boundary(sources[1:]) == ""  # nothing divides lines
-    with pytest.raises(ConfigError, match="no input"):
+    with pytest.raises(ConfigError, match="not an input"):
         resolve([str(prose)], config)

@@ -1,4 +1,4 @@
-"""Text in other encodings: recognised by its beginning, refused with the likely name, and read by name or by `auto`."""
+"""Encodings are detected, named in errors and converted to UTF-8."""
 
 import codecs
 import io
@@ -36,7 +36,7 @@ def with_encoding(name: str, **others: object) -> DataConfig:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_in_another_encoding_is_refused_with_its_name_and_read_by_it(tmp_path: Path, name: str) -> None:
+def test_text_in_another_encoding_is_refused_or_read_with_its_name(tmp_path: Path, name: str) -> None:
     texts = [(f"{number}. " + TEXTS[name] * 3).strip() for number in range(5)]
     path = write(tmp_path / "a.txt", "\n\n".join(texts).encode(name))
     error = refusal(path)
@@ -63,7 +63,7 @@ def test_tables_are_read_in_other_encodings(tmp_path: Path, ending: str, compres
         assert read_all(f"file://{path}", config=with_encoding(name))[0] == texts
 
 
-def test_auto_tells_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_detects_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["gb18030", "utf-16", "cp950", "utf-8"]
     for number, name in enumerate(names):
         write(tmp_path / f"{number}.txt", (TEXTS.get(name, "naïve") * 4).encode(name))
@@ -84,14 +84,14 @@ def test_auto_tells_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.Cap
         ("big5", "gb18030", "他说：这是一个好地方，我们可以在这里住下来。\n"),
     ],
 )
-def test_a_file_in_another_encoding_than_the_one_named_is_refused(tmp_path: Path, named, encoding, text) -> None:
+def test_wrong_encoding_is_refused_with_the_likely_one(tmp_path: Path, named, encoding, text) -> None:
     error = refusal(write(tmp_path / "a.txt", (text * 20).encode(encoding)), config=with_encoding(named))
     assert named in error.what.lower()
     assert f"--encoding {encoding} " in error.remedy
 
 
-def test_damage_is_no_encoding(tmp_path: Path) -> None:
-    """A few bytes are replaced and counted; where most of what is not ASCII is invalid, the text is not UTF-8."""
+def test_damaged_text_keeps_its_encoding(tmp_path: Path) -> None:
+    """A few invalid bytes are replaced; if most non-ASCII bytes are invalid, the text is not UTF-8."""
     draw = random.Random(1)
     content = bytearray((TEXTS["gb18030"] * 200).encode())
     for _ in range(40):
@@ -121,7 +121,7 @@ def test_damaged_text_in_another_encoding_is_recognised_and_counted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["gb18030", "shift_jis", "utf-16", "utf-8-sig", "iso2022_jp"])
-def test_a_stream_is_the_text_as_utf8_however_it_is_read(name: str) -> None:
+def test_conversion_to_utf8_is_independent_of_read_sizes(name: str) -> None:
     draw = random.Random(1)
     text = "".join(draw.choices("ab\n 日本人。", k=100_000))
     stream, found = as_utf8(io.BytesIO(text.encode(name)), codecs.lookup(name).name), []
@@ -130,7 +130,7 @@ def test_a_stream_is_the_text_as_utf8_however_it_is_read(name: str) -> None:
     assert b"".join(found).decode() == text
 
 
-def test_the_sample_may_end_within_a_character(tmp_path: Path) -> None:
+def test_sample_may_end_inside_a_character(tmp_path: Path) -> None:
     text = json.dumps([{"text": TEXTS["gb18030"] * 20_000}], ensure_ascii=False)  # one line
     for shift in range(3):
         path = write(tmp_path / f"{shift}.json", (" " * shift + text).encode("gb18030"))

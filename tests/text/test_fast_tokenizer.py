@@ -1,4 +1,4 @@
-"""Ids are BERT's to the last one: equal to those of `transformers` on anything that a Unicode string can hold."""
+"""The ids of `Encoder` equal those of `transformers` for any Unicode text."""
 
 import itertools
 from pathlib import Path
@@ -49,7 +49,7 @@ def build(**variant: Any) -> Tokenizer:
 
 
 def encode(encoder: Encoder, sentences: list[str]) -> list[list[int]]:
-    """Encode sentences together: their ids, one list a sentence."""
+    """Encode sentences together and return one list of ids per sentence."""
     encoded = [sentence.encode() for sentence in sentences]
     starts = np.cumsum([0, *(len(sentence) for sentence in encoded[:-1])])
     ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
@@ -57,7 +57,7 @@ def encode(encoder: Encoder, sentences: list[str]) -> list[list[int]]:
 
 
 class Both:
-    """Our encoder, and `transformers`' tokenizer on the folder that ours saved."""
+    """Our encoder, and the tokenizer of `transformers` on the same folder."""
 
     def __init__(self, variant: dict[str, Any], folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -89,12 +89,12 @@ MIXED = st.lists(st.one_of(ANYTHING, PLAIN, st.sampled_from(HOSTILE)), max_size=
 
 
 @given(text=st.one_of(ANYTHING, PLAIN, MIXED))
-def test_any_text_gets_the_ids_of_transformers(both: Both, text: str) -> None:
+def test_ids_equal_transformers_for_random_text(both: Both, text: str) -> None:
     both.check(text)
 
 
-def test_hostile_texts_and_every_character_get_the_ids_of_transformers(both: Both) -> None:
-    """Each code point alone, between letters and beside CJK: the cuts at CJK and punctuation are exact."""
+def test_ids_equal_transformers_for_hostile_texts_and_all_characters(both: Both) -> None:
+    """Each code point alone, between letters and next to CJK."""
     for text in HOSTILE:
         both.check(text)
     points = [chr(point) for point in [*range(0x3000), *range(0x4DF0, 0x4E10), *range(0x9F00, 0xA010)]]
@@ -115,7 +115,7 @@ def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: lis
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
+def test_cache_overflow_keeps_ids(data: st.DataObject) -> None:
     words = st.lists(
         st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y", "é" * 20]), min_size=1, max_size=9
     )
@@ -141,8 +141,8 @@ LETTERS = st.text(st.sampled_from("abcxyzABC019"), min_size=1, max_size=40)
 
 
 @given(words=st.lists(LETTERS, min_size=1, max_size=20), pieces=st.lists(LETTERS, max_size=20), lowercase=st.booleans())
-def test_longest_match_is_that_of_the_library(words: list[str], pieces: list[str], lowercase: bool) -> None:
-    """Any vocabulary, also one that lacks letters; words around the 8 and 32 bytes that keys are made for."""
+def test_longest_match_equals_tokenizers(words: list[str], pieces: list[str], lowercase: bool) -> None:
+    """Random vocabularies, also without some letters, and words of about 8 and 32 bytes, the sizes of keys."""
     tokens = dict.fromkeys([*special_tokens(0), *"abcx01", *pieces, *(f"##{piece}" for piece in ["a", "b", *pieces])])
     ours = Tokenizer(list(tokens), lowercase=lowercase, strip_accents=None, handle_chinese_chars=True)
     assert encode(Encoder(ours), words) == [ours.encode_text(word) for word in words]

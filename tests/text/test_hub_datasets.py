@@ -1,4 +1,4 @@
-"""Datasets with splits: `train` is trained on, `validation` is held out, nothing is mixed without a word."""
+"""Datasets with splits: `train` is trained on and `validation` is held out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_validation_is_held_out_and_test_is_not_read(tmp_path: Path, capsys, pre
     assert read_all(tmp_path / "b")[0] == ["One. Two. only"]
 
 
-def test_an_own_validation_set_replaces_that_of_the_dataset(tmp_path: Path) -> None:
+def test_configured_validation_replaces_the_validation_split(tmp_path: Path) -> None:
     first, second = save(tmp_path / "first", "train", "dev"), save(tmp_path / "second", "train", "val")
     config = DataConfig(validation=(second,))
     assert described(first, config=config) == [("first@train", False), ("second@val", True)]
@@ -48,7 +48,7 @@ def test_an_own_validation_set_replaces_that_of_the_dataset(tmp_path: Path) -> N
     assert (train.weight, train.split) == (3.0, "train")
 
 
-def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_missing_split_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     saved = save(tmp_path / "saved", "left", "right")
     for asked, named in ((saved, "'train'"), (f"{saved}@middle", "'middle'")):
         error = refusal(asked)
@@ -61,7 +61,7 @@ def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -
     assert "without rows" in refusal(f"{saved}@test").remedy
 
 
-def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
+def test_splits_of_a_named_dataset_are_read_separately(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path / "set" / f"{split}.jsonl", as_jsonl([f"One. {split}", f"Two. {split}"]))
     assert read_all(f"dataset:{tmp_path}/set")[0] == ["One. train", "Two. train"]
@@ -71,7 +71,7 @@ def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
     assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
 
 
-def test_a_cut_off_file_of_a_saved_dataset_is_told(tmp_path: Path) -> None:
+def test_truncated_file_of_a_saved_dataset_is_refused(tmp_path: Path) -> None:
     saved = save(tmp_path / "saved", "train")
     (file,) = (tmp_path / "saved" / "train").glob("*.arrow")
     file.write_bytes(file.read_bytes()[:-200])

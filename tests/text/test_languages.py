@@ -1,4 +1,4 @@
-"""The language of a text is recognized, said, and asked for where it cannot be told; layouts of any script are, too."""
+"""Detection of the language and the layout of a text."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ def language_of(text: str, folder: Path, *settings: str) -> str:
 
 
 @pytest.mark.parametrize("language", list(TEXTS))
-def test_a_language_is_recognized_and_said(language: str, tmp_path: Path, capsys) -> None:
+def test_language_is_detected_and_printed(language: str, tmp_path: Path, capsys) -> None:
     assert language_of(f"{TEXTS[language]}\n" * 5, tmp_path) == language
     assert f"data.language is {language}" in capsys.readouterr().out
 
 
-def test_a_mix_is_said_with_shares_and_the_commonest_decides() -> None:
+def test_languages_of_a_mix_are_ranked_by_share() -> None:
     samples = [TEXTS["de"] * 20] * 3 + [TEXTS["fr"] * 20]
     found = recognize(samples)
     assert [one.code for one in found] == ["de", "fr"]
@@ -45,7 +45,7 @@ def test_a_mix_is_said_with_shares_and_the_commonest_decides() -> None:
     assert str(found[0]) == f"German {found[0].share:.0%}"
 
 
-def test_three_languages_in_equal_parts_are_asked_about(tmp_path: Path) -> None:
+def test_mix_without_a_main_language_is_refused(tmp_path: Path) -> None:
     text = "\n".join(f"{TEXTS[language]} " * 60 for language in ("de", "fr", "hu"))
     with pytest.raises(ConfigError) as caught:
         language_of(text, tmp_path)
@@ -54,12 +54,12 @@ def test_three_languages_in_equal_parts_are_asked_about(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1234 5678 " * 50, "x = f(y); return z[0] + 1\n" * 3])
-def test_text_without_words_is_english_and_said_to_be_unsure(text: str, tmp_path: Path, capsys) -> None:
+def test_text_without_words_is_english_with_a_hint(text: str, tmp_path: Path, capsys) -> None:
     assert language_of(text, tmp_path) == "en"
     assert "--set data.language=CODE" in capsys.readouterr().out
 
 
-def test_a_code_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_unknown_language_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         language_of(TEXTS["en"], tmp_path, "data.language=xx")
     assert "xx" in str(caught.value)
@@ -67,7 +67,7 @@ def test_a_code_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", list(TEXTS))
-def test_layouts_are_recognized_in_any_script(language: str) -> None:
+def test_layouts_are_detected_in_any_script(language: str) -> None:
     sentence = TEXTS[language]
     words = sentence.split()
     sentences = [

@@ -1,4 +1,4 @@
-"""Records of every format: the same values, each with its position in the source."""
+"""Records of every format with their positions."""
 
 import csv
 import gzip
@@ -67,12 +67,12 @@ def read(path: Path, **options: int) -> list[Record]:
 LONG = "a" * MIN_RECORD_BYTES
 
 
-def test_parquet_that_unfolds_to_far_more_than_its_size_is_refused(tmp_path: Path) -> None:
+def test_parquet_with_rows_far_larger_than_the_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.DictionaryArray.from_arrays(np.zeros(2300, np.int32), ["a" * 900_000])
     pq.write_table(pa.table({"text": texts}), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 1000
-    with pytest.raises(InputError, match="unfolds") as caught:
+    with pytest.raises(InputError, match="its rows have more than") as caught:
         read(path, max_bytes=64 << 20)
     assert caught.value.where == str(path)
 
@@ -95,7 +95,7 @@ LONG_ARRAY = ", ".join([json.dumps({"text": "\\ 字" * 2000})] * 300)
     ],
     ids=["line", "element", "quote", "row", "huge line", "unclosed quote", "unclosed string", "long array"],
 )
-def test_a_record_over_the_limit_is_one_message_and_takes_bounded_memory(
+def test_record_over_the_limit_is_refused_in_bounded_memory(
     tmp_path: Path, name: str, content: bytes, where: str
 ) -> None:
     path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith(".gz") else content)
@@ -110,7 +110,7 @@ def test_a_record_over_the_limit_is_one_message_and_takes_bounded_memory(
 
 
 @pytest.mark.parametrize("rows", [[LONG + "a"], ["b"] * 70 + [LONG + "a"] + ["b"] * 70])
-def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: list[str]) -> None:
+def test_parquet_row_over_the_limit_is_refused(tmp_path: Path, rows: list[str]) -> None:
     pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(InputError, match="more than") as caught:
         read(tmp_path / "a.parquet", max_bytes=MIN_RECORD_BYTES)
@@ -119,7 +119,7 @@ def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: li
 
 
 @pytest.mark.parametrize("depth", [101, 100_000])
-def test_a_record_nested_deeply_is_one_message(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_record_is_refused(tmp_path: Path, depth: int) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "x": {"[" * depth}{"]" * depth}}}\n')
     with pytest.raises(InputError, match="nested") as caught:
         read(tmp_path / "a.jsonl")
@@ -134,7 +134,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.lists(JSON_VALUES, max_size=5), st.integers(1, 40), st.sampled_from([None, 0, 2]), st.booleans())
-def test_a_json_array_is_cut_into_its_elements_wherever_a_block_ends(values, size, indent, is_ascii) -> None:
+def test_elements_of_a_json_array_are_independent_of_blocks(values, size, indent, is_ascii) -> None:
     text = json.dumps(values, indent=indent, ensure_ascii=is_ascii) + "\n"
     blocks = [text[begin : begin + size] for begin in range(0, len(text), size)]
     found = array_elements(blocks, ByteRange(Source("a.json", "json", None, "")), MIN_RECORD_BYTES)
@@ -150,7 +150,7 @@ def test_a_json_array_is_cut_into_its_elements_wherever_a_block_ends(values, siz
     ids=range(9),
 )  # fmt: skip
 @pytest.mark.parametrize("size", [3, 1 << 20])
-def test_a_json_array_that_is_none_is_refused_by_record(tmp_path, monkeypatch, content, size) -> None:
+def test_invalid_json_array_is_refused_with_the_record(tmp_path, monkeypatch, content, size) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", max(size, len(content) // 9))
     with pytest.raises(InputError) as caught:
         read(write(tmp_path / "a.json", content))

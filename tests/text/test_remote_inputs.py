@@ -1,4 +1,4 @@
-"""Inputs by URL, from a real server on loopback: every format and compression, simple servers, and failures."""
+"""Inputs by URL, from a server on localhost."""
 
 import http.server
 import threading
@@ -20,7 +20,7 @@ from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, 
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A web server with files in memory, and what it is capable of."""
+    """A web server with files in memory and configurable failures."""
 
     sends_parts, changes_after_gets, missing_bytes, status, num_gets = True, 1 << 30, 0, 200, 0
 
@@ -84,7 +84,7 @@ def test_every_format_and_compression_is_read_from_a_server(server: Server, send
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_large_file_is_read_in_pieces_by_several_cores(server, monkeypatch, ending) -> None:
+def test_large_remote_file_is_cut_into_parts(server, monkeypatch, ending) -> None:
     texts = [f"Document {number}." + f" {number}" * 1000 for number in range(4000)]
     server.files["a" + ending] = FORMATS[ending](texts)
     monkeypatch.setattr(documents, "PART_BYTES", len(server.files["a" + ending]) // 80)
@@ -94,7 +94,7 @@ def test_a_large_file_is_read_in_pieces_by_several_cores(server, monkeypatch, en
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"1"', "Last-Modified": "now"}, {}])
-def test_the_version_is_what_the_server_tells_and_its_absence_is_said(server: Server, capsys, headers) -> None:
+def test_version_of_a_remote_file_is_its_etag_or_reported_missing(server: Server, capsys, headers) -> None:
     server.headers, server.files["a.txt"] = headers, FORMATS[".txt"](TEXTS)
     (source,) = resolve([f"{server.url}/a.txt"], BY_BLANK_LINES)
     assert (source.size, source.version) == (len(server.files["a.txt"]), 'ETag:"1"' if headers else "")
@@ -106,7 +106,7 @@ def test_the_version_is_what_the_server_tells_and_its_absence_is_said(server: Se
 
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet", ".txt.gz", ".jsonl.zst"])
 @pytest.mark.parametrize("sends_parts", [True, False])
-def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_parts: bool) -> None:
+def test_broken_connection_is_reported_with_the_url(server: Server, ending: str, sends_parts: bool) -> None:
     server.sends_parts, server.missing_bytes = sends_parts, 7
     kind, compression = Path(f"a{ending}".removesuffix(".gz").removesuffix(".zst")).suffix, Path(ending[1:]).suffix
     server.files["a" + ending] = COMPRESS[compression](FORMATS[kind](TEXTS))
@@ -116,7 +116,7 @@ def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_pa
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
 
 
-def test_a_changed_file_is_noticed_while_read_and_later(server, tmp_path, english_documents, vocab_folder) -> None:
+def test_changed_remote_file_is_refused(server, tmp_path, english_documents, vocab_folder) -> None:
     server.files["english.txt"] = one_sentence_a_line(english_documents[:20]).encode()
     config, inputs = load_config(settings=SETTINGS), [f"{server.url}/english.txt"]
     data = make_data(config, inputs, vocab_folder, tmp_path / "there" / "data", workers=1)

@@ -1,4 +1,4 @@
-"""Sentences: none is lost, whatever the text, and long text takes no longer than its length."""
+"""Sentence splitting keeps all text and takes linear time."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_no_character_is_lost_and_no_sentence_is_blank(text: str, splitter: str,
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4), window=st.sampled_from([1, 7, 40, 1 << 20]))
-def test_windows_and_passages_of_a_document_lose_nothing(text: str, cuts: list[int], window: int) -> None:
+def test_text_is_kept_across_windows_and_blocks(text: str, cuts: list[int], window: int) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "WINDOW_CHARACTERS", window)
@@ -45,7 +45,9 @@ def test_windows_and_passages_of_a_document_lose_nothing(text: str, cuts: list[i
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_windows_split_as_the_whole_text_is_split(english_documents, chinese_documents, language, monkeypatch) -> None:
+def test_windows_give_the_sentences_of_the_complete_text(
+    english_documents, chinese_documents, language, monkeypatch
+) -> None:
     documents = english_documents[:40] if language == "en" else chinese_documents
     # An odd quotation mark makes one sentence of all that follows, up to the window's end.
     plain = [sentence for document in documents for sentence in document if not set(sentence) & set("\"'`()[]")]
@@ -56,25 +58,21 @@ def test_windows_split_as_the_whole_text_is_split(english_documents, chinese_doc
     assert len(whole) > 100
 
 
-def test_an_odd_quotation_mark_spoils_no_more_than_a_window() -> None:
+def test_unmatched_quotation_mark_affects_one_window() -> None:
     assert len(split('He said: "Stop. ' + "Then came another sentence. " * 3000)) > 2800
 
 
-def test_the_rules_know_english_and_chinese() -> None:
+def test_english_and_chinese_rules() -> None:
     english = "Dr. Smith met J. K. Rowling\non Jan. 5th. She smiled! Did he?"
     assert split(english) == ["Dr. Smith met J. K. Rowling on Jan. 5th.", "She smiled!", "Did he?"]
     assert split("今天天气很好。我们去公园!你呢？", language="zh") == ["今天天气很好。", "我们去公园!", "你呢？"]
 
 
-LONG = {
-    "no blank": "x" * 3_000_000,
-    "sentences": "A sentence here. " * 180_000,
-    "blanks": " " * 3_000_000,
-}
+LONG = {"no blank": "x" * 3_000_000, "sentences": "A sentence here. " * 180_000, "blanks": " " * 3_000_000}
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_the_work_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     segment, lengths, text = sentencex.segment, [], LONG[kind]
 
     def counted(language: str, part: str) -> list[str]:
@@ -89,5 +87,5 @@ def test_the_work_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("language", "text"), [("km", "នេះជាប្រយោគ។ នេះជាប្រយោគទីពីរ។"), ("bo", "འདི་གཅིག །  འདི་གཉིས །")])
-def test_languages_without_rules_of_the_library_have_ends_of_sentences(language: str, text: str) -> None:
+def test_languages_without_sentencex_rules_are_split(language: str, text: str) -> None:
     assert len(SentenceSplitter("sentencex", language).split(text)) == 2

@@ -1,4 +1,4 @@
-"""A tokenizer, of word pieces or of whole words: its folder opens in `transformers` and loads back the same."""
+"""Tokenizers of word pieces and whole words open in `transformers` and load back the same."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_transformers_opens_a_folder_of_words(of_words: Path) -> None:
+def test_whole_word_tokenizer_opens_in_transformers(of_words: Path) -> None:
     from transformers import AutoTokenizer
 
     ours, theirs = OF_WORDS, AutoTokenizer.from_pretrained(of_words)
@@ -56,7 +56,7 @@ def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, ours: Tokenizer) 
         assert Tokenizer.load(tmp_path / "first").tokens == ours.tokens
 
 
-def test_all_that_decides_ids_is_in_the_hash() -> None:
+def test_hash_depends_on_vocabulary_and_settings() -> None:
     tokens = [*special_tokens(9), *PIECES]
     hashes = [Tokenizer(tokens, **variant).hash for variant in VARIANTS]
     hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash, Tokenizer.of_words(tokens).hash]
@@ -72,7 +72,7 @@ ENCODER = Encoder(OF_WORDS)
 
 
 @given(text=st.one_of(TEXT.map("".join), ANYTHING))
-def test_ids_of_words_are_those_of_the_library(text: str, of_words: Path) -> None:
+def test_ids_of_whole_words_equal_tokenizers(text: str, of_words: Path) -> None:
     theirs = Backend.from_file(str(of_words / "tokenizer.json"))
     theirs.encode_special_tokens = True
     # A word that is spelled like a special token is unknown.
@@ -88,7 +88,7 @@ IDS = {token: index for index, token in enumerate(OLD)}
 
 
 @pytest.mark.parametrize("word", ["unfolds", "aas", "as", "una", "bx", "x", "a" * 100, "a" * 101, "ba", "unfoldx"])
-def test_pieces_are_those_of_wordpiece(word: str) -> None:
+def test_old_pieces_equal_wordpiece(word: str) -> None:
     tokenizer = Tokenizer(OLD, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     assert old_pieces(word, IDS) == tokenizer.encode_text(word)
     assert old_pieces("##x", IDS) == [IDS["[UNK]"]]

@@ -1,4 +1,4 @@
-"""Tokenizer folders of any BERT give the ids that `transformers` gives; what is not BERT's, or unknown, is refused."""
+"""Tokenizer folders of any BERT give the ids of `transformers`; others are refused."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def set_json(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_ids_equal_those_of_transformers_for_every_treatment(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_ids_equal_transformers_for_all_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
     from transformers import AutoTokenizer
 
     hub = write_vocabulary(tmp_path / "hub")  # as BERT's own folders are
@@ -55,9 +55,9 @@ def test_ids_equal_those_of_transformers_for_every_treatment(tmp_path: Path, set
             assert ours.encode_text(text) == expected
 
 
-def test_casing_that_no_file_states_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
+def test_unknown_casing_is_refused_without_the_flag(tmp_path: Path) -> None:
     folder = write_vocabulary(tmp_path / "bare")
-    with pytest.raises(DataError, match="not stated"):
+    with pytest.raises(DataError, match="do not say whether"):
         Tokenizer.load(folder)
     for lowercase, token in ((True, "the"), (False, "The")):
         assert Tokenizer.load(folder, lowercase=lowercase).encode_text("The") == [TOKENS.index(token)]
@@ -65,7 +65,7 @@ def test_casing_that_no_file_states_is_asked_for_and_never_guessed(tmp_path: Pat
     assert Tokenizer.load(folder, lowercase=False).encode_text("The") == [TOKENS.index("The")]
 
 
-def test_the_configuration_outweighs_the_backend_as_in_transformers(tmp_path: Path) -> None:
+def test_tokenizer_config_takes_precedence_over_tokenizer_json(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True).save(tmp_path)
@@ -96,7 +96,7 @@ MODEL = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix":
         ("manifest.partial.json", {}, "unfinished"),
     ],
 )
-def test_what_would_give_other_ids_is_refused(tmp_path: Path, name: str, values, said: str) -> None:
+def test_unsupported_tokenizer_is_refused(tmp_path: Path, name: str, values, said: str) -> None:
     Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True).save(tmp_path)
     Tokenizer.load(tmp_path)
     if isinstance(values, str):
@@ -108,7 +108,7 @@ def test_what_would_give_other_ids_is_refused(tmp_path: Path, name: str, values,
 
 
 @pytest.mark.parametrize("token", ["", "a\0b", "x" * (9 << 20)], ids=["empty", "NUL", "long"])
-def test_a_token_that_cannot_be_one_is_named_by_its_line(tmp_path: Path, token: str) -> None:
+def test_invalid_token_is_refused_with_its_line(tmp_path: Path, token: str) -> None:
     write_vocabulary(tmp_path, [*TOKENS, "\u2028", token, "more"])  # of Google's Chinese BERT: it ends no line
     with pytest.raises(DataError) as caught:
         Tokenizer.load(tmp_path, lowercase=True)
@@ -116,7 +116,7 @@ def test_a_token_that_cannot_be_one_is_named_by_its_line(tmp_path: Path, token: 
     assert len(str(caught.value)) < 500
 
 
-def test_data_is_made_with_a_bare_vocabulary_and_a_flag(tmp_path, vocab_folder, english_documents) -> None:
+def test_data_is_made_from_a_bare_vocabulary_with_a_flag(tmp_path, vocab_folder, english_documents) -> None:
     stated = Tokenizer.load(vocab_folder)
     bare, text = write_vocabulary(tmp_path / "bare", stated.tokens), tmp_path / "a.txt"
     text.write_text(one_sentence_a_line(english_documents[:20]))

@@ -1,4 +1,4 @@
-"""Counting chunks in bounded memory: what is dropped is the rarest, and told."""
+"""Counting of chunks in bounded memory."""
 
 from collections import Counter
 
@@ -14,15 +14,15 @@ WORDS = st.lists(st.integers(0, 60).map(lambda number: f"w{number}".encode()), m
 
 @pytest.mark.parametrize(("most", "value"), [("MAX_DISTINCT", 16), ("MAX_DISTINCT_BYTES", 48)])
 @given(batches=st.lists(WORDS, max_size=8))
-def test_no_count_is_off_by_more_than_is_told(most: str, value: int, batches: list[list[bytes]]) -> None:
+def test_counts_are_within_the_reported_undercount(most: str, value: int, batches: list[list[bytes]]) -> None:
     truth = Counter(word for batch in batches for word in batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, most, value)
         counts = Counts()
         for batch in batches:
-            counts.add(Counts(learned=Counter(batch)))
-    assert (len(counts.learned) if value == 16 else sum(map(len, counts.learned))) <= value
-    assert counts.learned.total() + counts.dropped_occurrences == truth.total()
+            counts.add(Counts(training=Counter(batch)))
+    assert (len(counts.training) if value == 16 else sum(map(len, counts.training))) <= value
+    assert counts.training.total() + counts.dropped_occurrences == truth.total()
     assert all(
-        counts.learned[word] <= count <= counts.learned[word] + counts.undercount for word, count in truth.items()
+        counts.training[word] <= count <= counts.training[word] + counts.undercount for word, count in truth.items()
     )

@@ -1,4 +1,4 @@
-"""`vocab --extend`: the words that save most, slots first, the rest of the file as it was."""
+"""`vocab --extend`: new tokens and the unchanged rest of the vocabulary."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
+from bert_pretrain.vocab.extend import extend_vocabulary, missing_characters
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens
 from tests.conftest import call, digests
@@ -28,7 +28,7 @@ def extended(words: dict[str, int], add_tokens: int | None = None, slots: int = 
     return [(token["token"], token["id"]) for token in added]
 
 
-def test_words_that_save_most_pieces_come_first_and_ties_are_in_order_of_the_alphabet() -> None:
+def test_words_are_added_by_saved_pieces_then_alphabetically() -> None:
     words = {"the": 900, "riving": 6, "ox": 10, "ax": 10, "abc": 6, "rare": 1}
     # riving: r ##i ##v ##ing saves 3 x 6; abc 2 x 6; ax and ox 10 each; "rare" is too rare, "the" is one piece.
     assert extended(words) == [("riving", 1), ("abc", 2), ("ax", 3)]
@@ -44,17 +44,17 @@ def test_words_that_save_most_pieces_come_first_and_ties_are_in_order_of_the_alp
     assert extended({"ox": 9}, add_tokens=1, slots=0) == [("ox", old_tokenizer(0).vocab_size)]
 
 
-def test_characters_without_which_words_are_lost_come_before_words() -> None:
+def test_missing_characters_are_added_before_words() -> None:
     words = {"ß": 5, "maß": 30, "œber": 20, "ox": 500, "rare中": 1}
     # Inside a word "ß" is lost 30 times, alone 5 times; "œ" begins a word 20 times.
-    assert lost_characters(words, old_tokenizer(), 2) == [("##ß", 30), ("œ", 20), ("ß", 5)]
+    assert missing_characters(words, old_tokenizer(), 2) == [("##ß", 30), ("œ", 20), ("ß", 5)]
     old = old_tokenizer(4)
     tokenizer, added = extend_vocabulary(words, old, add_tokens=5, min_frequency=2)
     assert [token["token"] for token in added] == ["##ß", "œ", "ß", "ox", "maß"]
     assert (added[0]["pieces"], added[3]["pieces"], added[3]["count"]) == (["[UNK]"], ["o", "##x"], 500)
     assert (tokenizer.tokens[0], tokenizer.tokens[5:-1]) == ("[PAD]", old.tokens[5:])
     assert tokenizer.unk_id not in tokenizer.encode_text("ß maß")
-    assert lost_characters({"the": 10**6, "ß": 20}, old, 2) == []  # rare characters leave the slots to words
+    assert missing_characters({"the": 10**6, "ß": 20}, old, 2) == []  # rare characters leave the slots to words
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(text, tmp_path, capsys) -> None:
+def test_extended_vocabulary_opens_in_transformers(text, tmp_path, capsys) -> None:
     from transformers import AutoTokenizer
 
     old, new = tmp_path / "old", tmp_path / "new"
@@ -96,10 +96,10 @@ def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(tex
     assert digests(new) == before
 
 
-def test_nothing_to_add_is_refused_and_flags_must_belong_together(text: Path, tmp_path: Path) -> None:
+def test_nothing_to_add_and_conflicting_flags_are_refused(text: Path, tmp_path: Path) -> None:
     old_tokenizer(5).save(tmp_path / "old")
     (tmp_path / "known.txt").write_text("the river\n" * 50)
-    with pytest.raises(InputError, match="already holds every frequent word"):
+    with pytest.raises(InputError, match="already has every frequent word"):
         make_vocab(load_config(), [str(tmp_path / "known.txt")], tmp_path / "a", extend=tmp_path / "old", workers=1)
     extend = ["--extend", str(tmp_path / "old")]
     for flags, code in (

@@ -1,4 +1,4 @@
-"""`vocab` in other languages than English: no letter is lost unsaid, and ids are those of `AutoTokenizer`."""
+"""`vocab` in languages other than English."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def make(text: str, language: str, folder: Path, *settings: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("language", ["hi", "vi", "ko", "th"])
-def test_accents_are_kept_where_stripping_changes_many_words(language: str, tmp_path: Path, capsys) -> None:
+def test_accents_are_kept_if_stripping_changes_many_words(language: str, tmp_path: Path, capsys) -> None:
     tokenizer = make(TEXTS[language], language, tmp_path)
     assert tokenizer.settings["strip_accents"] is False
     assert json.loads((tmp_path / "vocab" / "tokenizer_config.json").read_text())["strip_accents"] is False
@@ -43,21 +43,21 @@ def test_accents_are_kept_where_stripping_changes_many_words(language: str, tmp_
     assert not normalization["strip_accents"]
 
 
-def test_english_is_stripped_as_by_bert_and_the_change_is_said(tmp_path: Path, capsys) -> None:
+def test_accents_of_english_are_stripped_and_reported(tmp_path: Path, capsys) -> None:
     tokenizer = make(ENGLISH + "one two three four five six seven " * 20, "en", tmp_path)
     assert tokenizer.settings["strip_accents"] is None
     assert {"naive", "cafe"} <= set(tokenizer.tokens)
     assert "accents are stripped" in capsys.readouterr().out
 
 
-def test_stripping_that_is_asked_for_is_done_and_warned_of(tmp_path: Path, capsys) -> None:
+def test_configured_stripping_of_accents_warns(tmp_path: Path, capsys) -> None:
     assert make(HINDI, "hi", tmp_path, "vocab.strip_accents=yes").settings["strip_accents"] is True
     output = capsys.readouterr().out
     assert "warning: accents are stripped" in output
     assert "vocab.strip_accents=no" in output
 
 
-def test_make_data_warns_of_a_vocabulary_that_strips_what_the_text_needs(tmp_path: Path, capsys) -> None:
+def test_make_data_warns_about_stripped_accents(tmp_path: Path, capsys) -> None:
     text = "\n\n".join(f"{HINDI}\n{number} {HINDI}" for number in range(30))
     make(text, "hi", tmp_path, "vocab.strip_accents=yes")
     config = load_config(settings=("data.max_seq_length=64", "data.dupe_factor=1"))
@@ -67,7 +67,7 @@ def test_make_data_warns_of_a_vocabulary_that_strips_what_the_text_needs(tmp_pat
     assert "warning: the vocabulary strips accents" in output
 
 
-def test_words_that_become_equal_are_counted_once_each() -> None:
+def test_accent_loss_counts_each_merged_word_once() -> None:
     loss = accent_loss({"ma": 5, "má": 3, "mà": 1, "cafés": 1, "here": 10}, lowercase=True)
     assert loss.changed == 5 / 20
     assert loss.merged == 3 / 5
@@ -75,7 +75,7 @@ def test_words_that_become_equal_are_counted_once_each() -> None:
 
 
 @pytest.mark.parametrize("language", ["th", "km", "my", "lo"])
-def test_scripts_without_blanks_are_cut_into_clusters_and_segmented_text_is_not(language: str, tmp_path: Path) -> None:
+def test_only_unsegmented_scripts_without_blanks_are_cut_into_clusters(language: str, tmp_path: Path) -> None:
     tokenizer = make(TEXTS[language], language, tmp_path)
     assert tokenizer.split_clusters
     assert tokenizer.unk_id not in tokenizer.encode_text(TEXTS[language] * 20)  # far above 100 characters
@@ -87,7 +87,7 @@ def test_scripts_without_blanks_are_cut_into_clusters_and_segmented_text_is_not(
 
 @pytest.mark.parametrize("language", list(TEXTS))
 @pytest.mark.parametrize("setting", ["vocab.strip_accents=yes", "vocab.strip_accents=no", "vocab.lowercase=no"])
-def test_ids_are_those_of_transformers(language: str, setting: str, tmp_path: Path) -> None:
+def test_ids_equal_transformers(language: str, setting: str, tmp_path: Path) -> None:
     tokenizer = make(TEXTS[language], language, tmp_path, setting)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "vocab")
     text = f"{TEXTS[language]} {HINDI} {THAI * 3} {VIETNAMESE} İI ẞ"
@@ -97,7 +97,7 @@ def test_ids_are_those_of_transformers(language: str, setting: str, tmp_path: Pa
     assert encoded["token_type_ids"] == [0] * (len(ours) + 2) + [1] * (len(second) + 1)
 
 
-def test_word_counts_keep_marks_and_count_characters_where_there_are_no_blanks() -> None:
+def test_words_pattern_keeps_marks() -> None:
     assert re.findall(words_pattern(), "मैं हूँ, don't") == ["मैं", "हूँ", ",", "don", "'", "t"]
     assert mostly_without_blanks(THAI)
     assert mostly_without_blanks("これは犬です。")

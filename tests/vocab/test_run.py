@@ -1,4 +1,4 @@
-"""`vocab`: the same bytes in every run, BERT's layout, sizes that hold, and honest metrics."""
+"""`vocab`: reproducibility, sizes and metrics."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def small_text(tmp_path_factory: pytest.TempPathFactory, english_documents: list
     return path
 
 
-def test_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
+def test_vocabulary_is_independent_of_the_hash_seed(english_text: Path, tmp_path: Path) -> None:
     make(english_text, tmp_path / "1", "vocab.size=2000")
     command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
     command += ["--output", tmp_path / "2", "--workers", "2"]
@@ -41,18 +41,18 @@ def test_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
-def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(english_text, tmp_path, monkeypatch) -> None:
+def test_vocabulary_is_independent_of_parts_and_workers(english_text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 20_000)
     monkeypatch.setattr(run, "MAX_TASKS", 1)
-    make(english_text, tmp_path / "whole", "vocab.size=800")
+    make(english_text, tmp_path / "one", "vocab.size=800")
     monkeypatch.setattr(run, "MAX_TASKS", 11)
-    monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
+    monkeypatch.setattr(run, "FILES_PER_MERGE", 3)
     make(english_text, tmp_path / "merged", "vocab.size=800", workers=2)
-    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "one")
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_it_equals_the_librarys_own_training_on_the_text(english_text, tmp_path, lowercase, monkeypatch) -> None:
+def test_vocabulary_equals_training_by_tokenizers(english_text, tmp_path, lowercase, monkeypatch) -> None:
     monkeypatch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 0.0)
     ours = make(english_text, tmp_path / "vocab", "vocab.size=2500", f"vocab.lowercase={lowercase}")
     ends = next(index for index, token in enumerate(ours.tokens) if len(token.removeprefix("##")) > 1 and index > 103)
@@ -74,7 +74,7 @@ def test_it_equals_the_librarys_own_training_on_the_text(english_text, tmp_path,
 
 
 @pytest.mark.parametrize("unused", [0, 994])
-def test_the_number_of_unused_tokens_can_be_chosen(small_text: Path, tmp_path: Path, unused: int) -> None:
+def test_number_of_unused_tokens(small_text: Path, tmp_path: Path, unused: int) -> None:
     tokenizer = make(small_text, tmp_path / "v", f"vocab.unused_tokens={unused}", f"vocab.size={unused + 600}")
     assert tokenizer.tokens[: unused + 5] == special_tokens(unused)
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.mask_id) == (0, unused + 1, unused + 4)
@@ -82,7 +82,7 @@ def test_the_number_of_unused_tokens_can_be_chosen(small_text: Path, tmp_path: P
     assert not set(tokenizer.word_piece_ids) & set(range(unused + 5))
 
 
-def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path: Path, capsys) -> None:
+def test_rare_characters_are_left_out_and_reported(tmp_path: Path, capsys) -> None:
     rare = "".join(chr(point) for point in range(0x4E00, 0x4E00 + 40))
     (tmp_path / "a.txt").write_text("common words here\n" * 2000 + rare + "@\n", encoding="utf-8")
     tokenizer = make(tmp_path / "a.txt", tmp_path / "v", "vocab.size=140")
@@ -94,7 +94,7 @@ def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path:
     assert set("comnwrdshe") <= set(tokenizer.tokens)
 
 
-def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tmp_path, monkeypatch) -> None:
+def test_min_frequency_counts_the_complete_text(english_text, tmp_path, monkeypatch) -> None:
     settings = ("vocab.size=30000", "vocab.min_frequency=20")
     num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
     monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", metrics_of(tmp_path / "all")["words"] // 45)
@@ -102,7 +102,7 @@ def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tm
     assert metrics_of(tmp_path / "scaled")["words_seen_from_count"] in (23, 24)
 
 
-def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None:
+def test_casing_and_accents_can_be_kept(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("café éclair naïve Über.\n" * 200, encoding="utf-8")
     plain = make(text, tmp_path / "plain", "vocab.size=200", "vocab.strip_accents=yes")
@@ -115,7 +115,7 @@ def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tmp_path, apart) -> None:
+def test_chinese_characters_are_separate_or_part_of_words(chinese_text, tmp_path, apart) -> None:
     tokenizer = make(chinese_text, tmp_path / "v", "vocab.size=2000", f"vocab.handle_chinese_chars={apart}")
     longer = re.findall(r"\S+[\u4e00-\u9fff]|[\u4e00-\u9fff]\S", " ".join(tokenizer.tokens))
     assert bool(longer) is not apart
@@ -124,19 +124,21 @@ def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tm
 
 
 @pytest.mark.parametrize("setting", ["vocab.size=150", "vocab.limit_alphabet=20"])
-def test_an_alphabet_that_covers_too_little_is_refused(chinese_text: Path, tmp_path: Path, setting: str) -> None:
+def test_alphabet_with_low_coverage_is_refused(chinese_text: Path, tmp_path: Path, setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(chinese_text, tmp_path / "v", setting)
     assert caught.value.where == setting.partition("=")[0]
 
 
-def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning(tmp_path: Path, capsys) -> None:
+def test_small_corpus_gives_a_small_vocabulary_and_a_warning(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("three small words. three small words.\n")
     assert 104 < make(tmp_path / "a.txt", tmp_path / "v").vocab_size < 200
     assert "too small for vocab.size" in capsys.readouterr().out
 
 
-def test_the_same_command_again(small_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_is_up_to_date_or_repairs_damage(
+    small_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(small_text, tmp_path / "v", "vocab.size=800")
     before = digests(tmp_path / "v")
     make(small_text, tmp_path / "v", "vocab.size=800")

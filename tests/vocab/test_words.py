@@ -1,4 +1,4 @@
-"""`vocab --tokens words`: every word a token, from the text to a trained model."""
+"""`vocab --tokens words`, from the text to a trained model."""
 
 import random
 from pathlib import Path
@@ -10,14 +10,14 @@ from bert_pretrain.vocab.wordpiece import choose_words
 from tests.conftest import call
 
 
-def test_the_most_frequent_words_are_kept_and_none_that_cannot_be_a_token() -> None:
+def test_most_frequent_storable_words_are_chosen() -> None:
     words = {"b": 5, "a": 5, "A": 9, "once": 1, "[MASK]": 9, "[unused1]": 9, "x\x01": 9, "l" * 1001: 9, "c": 4}
     config = VocabConfig(tokens="words", size=8, unused_tokens=0, min_frequency=2)
     assert choose_words(words, config)[5:] == ["A", "a", "b"]
 
 
 def test_a_model_is_trained_on_words(tmp_path: Path) -> None:
-    """Sequences of DNA as overlapping 3-mers, a line each, blank lines between them."""
+    """Sequences of DNA as overlapping 3-mers, one per line, separated by blank lines."""
     draw, text = random.Random(5), tmp_path / "dna.txt"
     sequences = ["".join(draw.choices("ACGT", weights=(4, 1, 1, 4), k=200)) for _ in range(60)]
     text.write_text("\n\n".join(" ".join(each[begin : begin + 3] for begin in range(198)) for each in sequences) + "\n")
