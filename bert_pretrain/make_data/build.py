@@ -65,7 +65,7 @@ def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str
     if file.exists():
         try:
             known = read_json(file)
-            damage = damage_of(plan.output, ShardRecord(**known["record"]), whole=True)
+            damage = damage_of(plan.output, ShardRecord(**known["record"]), check_hash=True)
             if damage is None:
                 return known, None
         except DataError:
