@@ -1,6 +1,6 @@
 """Training examples as columns: stage 2 writes them, stage 3 reads them.
 
-An example is `[CLS] A [SEP] B [SEP]` or `[CLS] text [SEP]`, without padding. A table stores all its examples in a few flat
+An example is `[CLS] A [SEP] B [SEP]` or `[CLS] text [SEP]`, without padding. A table stores all examples in a few flat
 arrays, so selecting, shuffling and packing are array operations. Columns that an objective does not use are None.
 """
 

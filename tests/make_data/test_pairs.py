@@ -27,9 +27,9 @@ def text_of(documents: list[list[int]]) -> ShardText:
         sentence_starts=starts,
         is_continuation=np.zeros(len(sentences), dtype=bool),
         slice_offsets=ragged.offsets_of(np.array([len(document) for document in documents])),
-        slice_own_sentences=np.array([len(document) for document in documents]),
+        num_slice_sentences=np.array([len(document) for document in documents]),
         documents=np.arange(len(documents)),
-        num_own_slices=len(documents),
+        num_shard_slices=len(documents),
     )
 
 
@@ -79,7 +79,7 @@ def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_see
     text = text_of(documents)
     windows = cut(text, 61, short, seed, at_sentences=True)
     assert np.isin(windows, text.sentence_starts).all()
-    assert text.begins_sentence(windows[:, 1]).all()
+    assert text.starts_sentence(windows[:, 1]).all()
     seen = np.zeros(text.sentence_starts[-1], dtype=int)
     for a, _, end in windows:
         seen[a:end] += 1
@@ -92,7 +92,7 @@ def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_see
 @given(DOCUMENTS, st.integers(1, 11), SEEDS)
 def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
     assume(num_own < len(documents))
-    text = replace(text_of(documents), num_own_slices=num_own)
+    text = replace(text_of(documents), num_shard_slices=num_own)
     windows = cut_windows(text, 61, 0.3, np.random.default_rng(seed), at_sentences=False)
     document = text.slices_of(windows.starts[0::2])
     assume(len(np.unique(document)) > 1)
@@ -202,6 +202,6 @@ def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[l
 
 def test_a_sentence_cut_by_the_store_is_one_sentence_and_look_ahead_is_left_out() -> None:
     divided, own = np.array([False, True, False, False, False]), np.array([3, 1])
-    text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=divided, slice_own_sentences=own)
+    text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=divided, num_slice_sentences=own)
     assert rows_of(text, 16) == [[range(0, 12)], [range(12, 18), range(24, 29)]]
-    assert rows_of(replace(text_of([[5]]), slice_own_sentences=np.array([0])), 16) == []
+    assert rows_of(replace(text_of([[5]]), num_slice_sentences=np.array([0])), 16) == []

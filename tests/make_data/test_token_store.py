@@ -68,7 +68,7 @@ def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_p
         text = store.read(np.stack([np.full(of, longest), np.arange(of), np.full(of, of)]), look_ahead)
         begin, starts = 0, text.sentence_starts
         for (first, last), num_own in zip(
-            itertools.pairwise(text.slice_offsets), text.slice_own_sentences, strict=True
+            itertools.pairwise(text.slice_offsets), text.num_slice_sentences, strict=True
         ):
             own = first + num_own
             span = text.ids[starts[first] : starts[last]].tolist()
