@@ -124,13 +124,7 @@ class DataFolder:
         return datasets.load_dataset(str(self.path))
 
     def loader(
-        self,
-        split: str = "train",
-        *,
-        batch_size: int = 32,
-        epoch: int = 0,
-        seed: int = 12345,
-        padding: str = "longest",
+        self, split: str = "train", *, batch_size: int = 32, epoch: int = 0, seed: int = 12345, padding: str = "longest"
     ) -> "PaddedBatches":
         """Return one epoch of a split as padded batches for `transformers.BertForPreTraining`.
 

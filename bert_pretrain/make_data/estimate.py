@@ -245,10 +245,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
     """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
     if source.format in TEXT_FORMATS:
         try:
-            with (
-                open_raw(source.location) as raw,
-                as_utf8(decompress(raw, source.location), source.encoding) as file,
-            ):
+            with open_raw(source.location) as raw, as_utf8(decompress(raw, source.location), source.encoding) as file:
                 if source.format == "json":
                     content = _first_elements(file, source, size, config.max_record_bytes)
                 else:

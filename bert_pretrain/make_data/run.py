@@ -181,11 +181,7 @@ def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
 
 
 def _body(
-    config: Config,
-    tokenizer: Tokenizer,
-    sources: list[Source],
-    corpus: Mapping[str, Any],
-    splits: Mapping[str, Any],
+    config: Config, tokenizer: Tokenizer, sources: list[Source], corpus: Mapping[str, Any], splits: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what the manifest says of the finished folder."""
     return {

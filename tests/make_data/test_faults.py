@@ -185,9 +185,7 @@ print(json.dumps([first.returncode, first.stderr, left, again.returncode, again.
 
 
 @pytest.mark.parametrize(
-    ("size", "workers"),
-    [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)],
-    ids=["tokenising", "building"],
+    ("size", "workers"), [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)], ids=["tokenising", "building"]
 )
 def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, size: str, workers: int

@@ -33,10 +33,7 @@ ODD = {
     "one giant sentence": ([[5000]], []),
     "one short document": ([[3, 4]], []),
 }
-WITHOUT_PAIRS = {
-    "single sentences": ([[length] for length in range(1, 90)], []),
-    "one word": ([[1]], []),
-}
+WITHOUT_PAIRS = {"single sentences": ([[length] for length in range(1, 90)], []), "one word": ([[1]], [])}
 
 
 def words_seen(corpus: Numbered, data: Path, split: str) -> Counter[int]:
