@@ -122,5 +122,5 @@ def test_sentences_that_pages_repeat_are_reported_with_the_commonest(tmp_path, v
     config = load_config(settings=("data.max_seq_length=32", "data.dupe_factor=1"))
     for name in ("own", "pages"):
         make_data(config, [f"{tmp_path / name}.txt"], vocab_folder, tmp_path / name, workers=1, dry_run=dry_run)
-        warned = "warning: 25% or more of the sentences" in capsys.readouterr().out
+        warned = "warning: at least 25% of the sentences" in capsys.readouterr().out
         assert warned == (name == "pages")

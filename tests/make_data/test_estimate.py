@@ -143,7 +143,7 @@ def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, voca
     assert list(tmp_path.iterdir()) == [path]
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     for printed in (dry, capsys.readouterr().out):
-        assert "[UNK];" in printed
+        assert "[UNK]; check" in printed
         assert "many documents are a single sentence" in printed
     found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)

@@ -309,7 +309,7 @@ def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, dam
     capsys.readouterr()
     again = few.make(*SMALL, name="second" if is_stored else "data", verify=True)
     said = (
-        f"token store was damaged, {shard}: .*{name}" if is_stored else rf"\b{name.split('/')[0]}.*; the data is built"
+        f"token store was damaged, {shard}: .*{name}" if is_stored else rf"\b{name.split('/')[0]}.*; rebuilding the data"
     )
     assert len(re.findall(said, capsys.readouterr().out)) == 1
     assert (digests(again), digests(shard)) == (before, stored)
