@@ -98,9 +98,9 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no second document for random Bs, but the corpus may. `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        _build(folder, counts, chosen, tokenizer, data, "first")  # start-up costs of a process are not scaled
+        _build(folder / "first", counts, chosen, tokenizer, data)  # start-up costs of a process are not scaled
         start = time.process_time()
-        built, text_tokens = _build(folder, counts, chosen, tokenizer, data, "data")
+        built, text_tokens = _build(folder / "data", counts, chosen, tokenizer, data)
         build_seconds = time.process_time() - start
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
@@ -171,17 +171,12 @@ def _held_out_share(
 
 
 def _build(
-    folder: Path,
-    counts: list[dict[str, int]],
-    sources: Sequence[Source],
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    name: str,
+    output: Path, counts: list[dict[str, int]], sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfig
 ) -> tuple[list[dict[str, Any]], int]:
     """Build the shards of one copy of the sample, and return their results and the number of tokens of the text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     sources = [replace(source, weight=1.0, is_validation=False) for source in sources]
-    plan, _ = make_plan(TokenStore(folder, 1), counts, sources, tokenizer, folder / name, once)
+    plan, _ = make_plan(TokenStore(output.parent, 1), counts, sources, tokenizer, output, once)
     open_records(plan)
     return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]
 

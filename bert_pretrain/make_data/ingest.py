@@ -4,13 +4,13 @@ Text is read, split into sentences, tokenised and appended block by block, so me
 ranges or documents. Dropped text is counted by reason.
 """
 
-import contextlib
 import hashlib
 import heapq
 import itertools
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
@@ -162,13 +162,12 @@ def write_store_shard(
     parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> dict[str, Any]:
     """Tokenise byte ranges of the inputs into a store shard, atomically, and return its summary."""
-    counts: Counter[str] = Counter()
     with atomic_folder(folder) as temporary:
-        with contextlib.ExitStack() as stack:
-            writer = _StoreWriter(temporary, tokenizer, config, len(parts), counts, stack)
+        with ExitStack() as stack:
+            writer = _StoreWriter(temporary, tokenizer, config, len(parts), stack)
             for number, part in enumerate(parts):
                 splitter = SentenceSplitter(part.source.splitter, config.language)
-                for document in documents.read(part, config, counts):
+                for document in documents.read(part, config, writer.counts):
                     sentences = splitter.split(document.text, ends_document=document.ends_document)
                     writer.add(sentences, len(document.text), number if document.ends_document else None)
             writer.write()
@@ -182,20 +181,14 @@ class _StoreWriter:
     """Appends sentences to the arrays of a store shard, block by block."""
 
     def __init__(
-        self,
-        folder: Path,
-        tokenizer: Tokenizer,
-        config: DataConfig,
-        num_parts: int,
-        counts: Counter[str],
-        stack: contextlib.ExitStack,
+        self, folder: Path, tokenizer: Tokenizer, config: DataConfig, num_parts: int, stack: ExitStack
     ) -> None:
         def column(name: str, dtype: Any) -> GrowingArray:
             return stack.enter_context(GrowingArray(folder / f"{name}.npy", dtype))
 
         self._encoder = _encoder(tokenizer)
         self._unk_id = tokenizer.unk_id
-        self._counts = counts
+        self.counts: Counter[str] = Counter()  # repairs and drops by reason
         self._ids = column("ids", tokenizer.id_dtype)
         self._sentence_offsets = column("sentence_offsets", np.int64)
         self._is_continuation = column("is_continuation", bool)
@@ -233,7 +226,7 @@ class _StoreWriter:
         self._count_repeated(self._sentences)
         # A sentence of control characters has no token. A document of such sentences counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
-        self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
+        self.counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
         offsets, first_stored = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
         is_continuation = np.ones(len(offsets) - 1, dtype=bool)
         is_continuation[first_stored[:-1]] = False
@@ -243,7 +236,7 @@ class _StoreWriter:
         totals = self._written[:, None] + np.stack([stored, sentences, offsets[stored], num_unk[offsets[stored]]])
         counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # (4, documents)
         kept = np.flatnonzero(counts[2])
-        self._counts["empty_documents"] += counts.shape[1] - len(kept)
+        self.counts["empty_documents"] += counts.shape[1] - len(kept)
         np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[1:, kept]], axis=1))
         self._documents_by_sentences.update(counts[1, kept].tolist())
         self._document_offsets.append(totals[0, kept])
@@ -296,7 +289,7 @@ class _StoreWriter:
         return {
             "parts": [dict(zip(summary.TEXT_COUNTS, counts, strict=True)) for counts in self._part_counts.tolist()],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
-            "repairs_and_drops": +self._counts,
+            "repairs_and_drops": +self.counts,
             "repeated": [[sentence, count] for sentence, count in _frequent(self._repeats, MAX_REPORTED).items()],
         }
 

@@ -217,7 +217,7 @@ def shuffle_segment_b(windows: Segments, text: ShardText, max_tokens: int, rng: 
     same = np.flatnonzero((labels == 1) & (document[partner] == document))
     if len(same):
         partner[same] = _fallback_partners(same, order, boundary, document, rng)
-    return _cut_bs(windows, text, partner[:num_paired], labels[:num_paired], max_tokens, rng)
+    return make_pairs(*_exchange_bs(windows, text, partner[:num_paired], max_tokens, rng), labels[:num_paired])
 
 
 def swap_segments(windows: Segments, rng: np.random.Generator) -> Segments:
@@ -285,15 +285,13 @@ def _fallback_partners(
     return partners
 
 
-def _cut_bs(
-    windows: Segments,
-    text: ShardText,
-    partner: np.ndarray,
-    labels: np.ndarray,
-    max_tokens: int,
-    rng: np.random.Generator,
-) -> Segments:
-    """Give each window the B of its partner: as long as the window's B if that was cut, else with all its tokens."""
+def _exchange_bs(
+    windows: Segments, text: ShardText, partner: np.ndarray, max_tokens: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give each window the B of its partner, and return starts and lengths of A and B, (pairs, 2).
+
+    The new B is as long as the window's B if that was cut, else it keeps its length.
+    """
     assert windows.is_cut is not None
     num = len(partner)
     a_starts, a_lengths = windows.starts[0::2][:num], windows.lengths[0::2][:num]
@@ -309,7 +307,7 @@ def _cut_bs(
     available = text.slice_ends[text.slices_of(starts)] - starts
     lengths = np.where(windows.is_cut[:num], np.minimum(b_lengths[:num], available), lengths)
     lengths = np.minimum(lengths, max_tokens - a_lengths)
-    return make_pairs(np.stack([a_starts, starts], axis=1), np.stack([a_lengths, lengths], axis=1), labels)
+    return np.stack([a_starts, starts], axis=1), np.stack([a_lengths, lengths], axis=1)
 
 
 def pack_sentences(text: ShardText, max_seq_length: int) -> Segments:

@@ -308,8 +308,7 @@ def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, dam
         assert "make-data" in caught.value.remedy
     capsys.readouterr()
     again = few.make(*SMALL, name="second" if is_stored else "data", verify=True)
-    said = (
-        f"token store was damaged, {shard}: .*{name}" if is_stored else rf"\b{name.split('/')[0]}.*; rebuilding the data"
-    )
+    in_data = rf"\b{name.split('/')[0]}.*; rebuilding the data"
+    said = f"token store was damaged, {shard}: .*{name}" if is_stored else in_data
     assert len(re.findall(said, capsys.readouterr().out)) == 1
     assert (digests(again), digests(shard)) == (before, stored)
