@@ -66,7 +66,7 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
 @given(LENGTHS, st.integers(0, 1000), st.sampled_from([0.15, 0.01, 0.5, 0.99]), st.integers(1, 30), st.booleans())
 @example(np.random.default_rng(4).integers(1, 30, 5000).tolist(), 5, 0.15, 10_000, False)  # more than a batch of rows
-def test_masks_are_in_order_reversible_and_not_on_special_tokens(lengths, seed, probability, most, whole_word) -> None:
+def test_masks_are_sorted_reversible_and_not_on_special_tokens(lengths, seed, probability, most, whole_word) -> None:
     input_ids, offsets = table(lengths, seed)
     before = input_ids.copy()
     shown_ids, masks = mask(input_ids, offsets, rule(probability, most, whole_word), seed)
@@ -90,7 +90,7 @@ def within(successes: int, trials: int, share: float) -> bool:
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> None:
+def test_replacements_are_80_10_10_and_random_word_pieces(whole_word: bool) -> None:
     input_ids, offsets = table([100] * 4000)
     shown_ids, masks = mask(input_ids, offsets, rule(whole_word=whole_word), 1)
     shown = shown_ids[places_of(masks, offsets)]
@@ -104,7 +104,7 @@ def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> No
     assert randoms.mean() == pytest.approx((FIRST_PIECE + NUM_IDS - 1) / 2, rel=0.03)
 
 
-def test_every_place_is_masked_equally_often() -> None:
+def test_every_position_is_masked_equally_often() -> None:
     input_ids, offsets = table([20] * 20_000)
     _, masks = mask(input_ids, offsets, rule(), 2)
     maskable = ~np.isin(input_ids, (CLS, SEP))

@@ -57,7 +57,7 @@ def assert_equal(first: Examples, second: Examples) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "dtype"), [(0, np.uint16), (1, np.uint32), (5000, np.uint16), (5000, np.uint32)])
-def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
+def test_a_shard_round_trips(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
     examples = table(rows, dtype=dtype, **KINDS[kind])
     record = write_shard(tmp_path, "00000.parquet", examples)
     assert (record.rows, record.tokens) == (rows, len(examples.input_ids))
@@ -68,7 +68,7 @@ def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: 
     assert write_shard(tmp_path, "00001.parquet", examples).sha256 == record.sha256
 
 
-def test_the_columns_are_those_of_the_design(tmp_path: Path) -> None:
+def test_the_parquet_schema(tmp_path: Path) -> None:
     write_shard(tmp_path, "a.parquet", table(3))
     schema = pq.read_schema(tmp_path / "a.parquet")
     assert {field.name: str(field.type) for field in schema} == {
@@ -88,7 +88,7 @@ def test_the_columns_are_those_of_the_design(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_content_hash_sees_every_column(kind: str) -> None:
+def test_the_content_hash_depends_on_every_column(kind: str) -> None:
     columns, hashes = table(9, **KINDS[kind]).columns(), {content_hash(table(9, **KINDS[kind]))}
     for name in columns:
         examples = table(9, **KINDS[kind])
@@ -98,7 +98,7 @@ def test_the_content_hash_sees_every_column(kind: str) -> None:
 
 
 @given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 9), st.sampled_from(list(KINDS.values())))
-def test_chosen_examples_are_those_chosen_and_joined_ones_are_in_order(rows, seed: int, kind) -> None:
+def test_take_and_concatenate(rows, seed: int, kind) -> None:
     tables = [table(number, seed + number, **kind) for number in (12, 0, 8)]
     examples = concatenate(tables)
     assert_equal(examples.take(np.arange(12)), tables[0])
@@ -139,7 +139,7 @@ FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
 
 
 @pytest.mark.parametrize("kind", [*FOREIGN, "a column twice"])
-def test_whole_parquet_without_examples_is_refused(tmp_path: Path, kind: str) -> None:
+def test_parquet_files_without_examples_are_an_error(tmp_path: Path, kind: str) -> None:
     write_shard(tmp_path, "a.parquet", table(3))
     path = tmp_path / "a.parquet"
     content, (changes, what) = pq.read_table(path), FOREIGN.get(kind, ({}, "Multiple"))
@@ -171,7 +171,7 @@ FIRST = ("splits", "train", "shards", 0)
         (("config", "data"), "short"),
     ],
 )
-def test_a_manifest_that_says_something_else_is_refused(data_folder: Path, tmp_path: Path, keys, value) -> None:
+def test_an_invalid_manifest_is_an_error(data_folder: Path, tmp_path: Path, keys, value) -> None:
     folder = tmp_path / "data"
     shutil.copytree(data_folder, folder)
     content = inner = read_json(folder / "manifest.json")

@@ -110,7 +110,7 @@ def finish_and_check(texts: Path, vocab: Path, output: Path, reference: dict[str
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vocab_folder, reference) -> None:
+def test_make_data_killed_at_random_times_resumes_bit_equal(tmp_path, texts, vocab_folder, reference) -> None:
     draw, output = random.Random(20), tmp_path / "data"
     for _ in range(20):
         run = start(*make_data_command(texts, vocab_folder, output, draw.choice([1, 2, 7])))
@@ -136,7 +136,7 @@ def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vo
         (signal.SIGKILL, -9, ""),
     ],
 )
-def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
+def test_a_stopped_run_resumes_and_rebuilds_a_damaged_shard(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, number: int, code: int, word: str, capsys
 ) -> None:
     output = tmp_path / "data"
@@ -156,7 +156,7 @@ def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
 
 
 @pytest.mark.slow
-def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(tmp_path, english_text, vocab_folder) -> None:
+def test_vocab_killed_at_random_times_resumes_bit_equal(tmp_path, english_text, vocab_folder) -> None:
     draw, output = random.Random(5), tmp_path / "vocab"
     arguments = ("vocab", english_text, "--output", output, "--vocab-size", 3000, "--workers")
     for _ in range(20):
@@ -187,7 +187,7 @@ print(json.dumps([first.returncode, first.stderr, left, again.returncode, again.
 @pytest.mark.parametrize(
     ("size", "workers"), [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)], ids=["tokenising", "building"]
 )
-def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
+def test_a_full_disk_is_one_error_and_the_run_resumes_with_more_space(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, size: str, workers: int
 ) -> None:
     alone = ["unshare", "--map-root-user", "--mount"]
@@ -205,7 +205,7 @@ def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
     assert files == reference
 
 
-def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open(
+def test_the_number_of_open_files_does_not_grow_with_the_parts(
     english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy.txt"
@@ -243,7 +243,7 @@ def write_odd_documents(folder: Path, words: int, english: str) -> int:
 
 
 @pytest.mark.slow
-def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folder, english_text) -> None:
+def test_extreme_documents_need_little_memory_and_are_all_counted(tmp_path, vocab_folder, english_text) -> None:
     words = 1_000_000
     texts, ordinary = tmp_path / "texts", english_text.read_text().strip().split("\n\n")
     number = write_odd_documents(texts, words, english_text.read_text())
@@ -264,7 +264,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folde
     assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["metrics"]["documents"] == number
 
 
-def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:
+def test_repairs_and_drops_are_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:
     (tmp_path / "a.txt").write_bytes(b"Caf\xe9.\nTwo.\n\n\x01\n\x02\n\n" + english_text.read_bytes())
     (tmp_path / "b.jsonl").write_text(
         '{"text": "One. Two."}\n{"text": null}\n{"text": " "}\n{"text": "\\ud800 x. Y."}\n'
@@ -295,7 +295,7 @@ def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_fo
         ("tokenizer/vocab.txt", cut_short),
     ],
 )
-def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, damage) -> None:
+def test_a_damaged_file_is_named_and_rebuilt(numbered, capsys, name: str, damage) -> None:
     few = numbered(documents_of(30, 60, (2, 20), (3, 15)))
     data = few.make(*SMALL)
     (shard,) = (few.folder / ".token-store").glob("*/part-00000")

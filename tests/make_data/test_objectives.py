@@ -56,7 +56,7 @@ def check_examples(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_sentence_orders_hold_all_text_of_any_corpus(numbered, name: str) -> None:
+def test_sentence_order_examples_cover_all_text(numbered, name: str) -> None:
     documents, settings = ODD[name]
     corpus = numbered(documents)
     data = corpus.make("data.next_sentence=sop", "data.max_seq_length=64", "data.dupe_factor=2", *settings)
@@ -78,7 +78,7 @@ def test_sentence_orders_hold_all_text_of_any_corpus(numbered, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ODD | WITHOUT_PAIRS)
-def test_full_sentences_hold_every_word_of_any_corpus_once_a_copy(numbered, name: str) -> None:
+def test_full_sentences_have_every_word_once_per_copy(numbered, name: str) -> None:
     documents, settings = (ODD | WITHOUT_PAIRS)[name]
     corpus = numbered(documents)
     data = corpus.make("data.next_sentence=none", "data.max_seq_length=64", "data.dupe_factor=2", *settings)
@@ -91,7 +91,7 @@ def test_full_sentences_hold_every_word_of_any_corpus_once_a_copy(numbered, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_statistics_and_datasets_tell_what_the_examples_hold(small, variant: str, tmp_path: Path) -> None:
+def test_statistics_and_datasets_match_the_examples(small, variant: str, tmp_path: Path) -> None:
     import datasets
 
     data = small.make(*SMALL, *VARIANTS[variant], name=variant)
@@ -121,7 +121,7 @@ def test_statistics_and_datasets_tell_what_the_examples_hold(small, variant: str
             assert statistics["masked_share"] == masked / maskable
 
 
-def test_the_contents_are_the_stored_ones(numbered) -> None:
+def test_content_hashes_match_the_golden_file(numbered) -> None:
     """A change of examples is meant. Then regenerate them, and say why:
 
     REGENERATE_GOLDEN=1 python -m pytest tests/make_data/test_objectives.py
@@ -136,7 +136,7 @@ def test_the_contents_are_the_stored_ones(numbered) -> None:
     assert found == json.loads(GOLDEN.read_text())
 
 
-def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
+def test_dynamic_masking_keeps_the_examples(small) -> None:
     static, dynamic = (small.make(*SMALL, *VARIANTS[name], name=name) for name in ("nsp", "nsp dynamic"))
     for ours, theirs in zip(tables(static, "train"), tables(dynamic, "train"), strict=True):
         assert np.array_equal(ours.original_ids, theirs.input_ids)
@@ -159,7 +159,7 @@ def segmented(numbered):
 
 
 @pytest.mark.parametrize("variant", ["nsp", "none dynamic"])
-def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant: str) -> None:
+def test_segmented_words_are_masked_together_or_stored_in_starts_word(segmented, variant: str) -> None:
     data = segmented.make(*SMALL, "data.whole_word_mask=true", *VARIANTS[variant], name=variant)
     for table in tables(data, "train"):
         ids, before = table.original_ids, np.roll(table.original_ids, 1)

@@ -62,7 +62,7 @@ MAX_TOKENS, SHORT, SEEDS = st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0
     [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
      [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
 )  # fmt: skip
-def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, documents, max_tokens, short, seed) -> None:
+def test_windows_cover_every_token_within_documents(at_sentences, documents, max_tokens, short, seed) -> None:
     text, owner = text_of(documents), owners(documents)
     covered = np.zeros(len(owner), dtype=bool)
     for a, b, end in cut(text, max_tokens, short, seed, at_sentences=at_sentences):
@@ -75,7 +75,7 @@ def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, docu
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
-def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
+def test_sentence_windows_cut_no_sentence_and_repeat_only_the_last_ones(documents, short, seed) -> None:
     text = text_of(documents)
     windows = cut(text, 61, short, seed, at_sentences=True)
     assert np.isin(windows, text.sentence_starts).all()
@@ -90,7 +90,7 @@ def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_see
 
 
 @given(DOCUMENTS, st.integers(1, 11), SEEDS)
-def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
+def test_donor_slices_give_bs_but_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
     assume(num_own < len(documents))
     text = replace(text_of(documents), num_shard_slices=num_own)
     windows = cut_windows(text, 61, 0.3, np.random.default_rng(seed), at_sentences=False)
@@ -102,7 +102,7 @@ def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num
     assert np.array_equal(pairs.labels == 1, document[document < num_own] != text.slices_of(pairs.starts[1::2]))
 
 
-def test_a_single_document_gives_no_random_b() -> None:
+def test_random_bs_of_a_single_document_are_an_error() -> None:
     text, rng = text_of([[5] * 50]), np.random.default_rng(0)
     with pytest.raises(ValueError, match="one document"):
         shuffle_segment_b(cut_windows(text, 61, 0.1, rng, at_sentences=False), text, 61, rng)
@@ -179,7 +179,7 @@ def rows_of(text: ShardText, max_seq_length: int) -> list[list[range]]:
 
 
 @given(DOCUMENTS, MAX_SEQ_LENGTHS)
-def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[list[int]], longest: int) -> None:
+def test_full_sentences_have_every_token_once_in_full_examples(documents: list[list[int]], longest: int) -> None:
     owner, lengths = owners(documents), [length for document in documents for length in document]
     is_inside = np.concatenate([np.arange(length) > 0 for length in lengths])
     is_long = np.repeat(np.array(lengths) > longest - 2, lengths)
@@ -200,7 +200,7 @@ def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[l
             assert free < (starts[token] if is_whole else 1) + (token in document_ends)
 
 
-def test_a_sentence_cut_by_the_store_is_one_sentence_and_look_ahead_is_left_out() -> None:
+def test_packing_joins_continued_sentences_and_skips_look_ahead() -> None:
     divided, own = np.array([False, True, False, False, False]), np.array([3, 1])
     text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=divided, num_slice_sentences=own)
     assert rows_of(text, 16) == [[range(0, 12)], [range(12, 18), range(24, 29)]]

@@ -100,7 +100,7 @@ def check_invariants(metrics: Figures, documents: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_both_implementations_keep_the_invariants_and_have_the_same_statistics(corpus, tokenizer) -> None:
+def test_both_implementations_have_the_same_invariants_and_statistics(corpus, tokenizer) -> None:
     found = [
         [implementation(CORPORA[corpus], tokenizer, seed) for seed in range(3)]
         for implementation in (by_reference, by_arrays)

@@ -42,7 +42,7 @@ CORPORA = {
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
+def test_next_sentence_labels_are_true(numbered, name: str) -> None:
     documents, settings = CORPORA[name]
     corpus = numbered(documents)
     data = corpus.make("data.max_seq_length=64", "data.dupe_factor=3", *settings)
@@ -72,7 +72,7 @@ def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
     check_manifest(data, documents)
 
 
-def test_a_random_b_comes_from_anywhere_in_the_corpus(numbered) -> None:
+def test_random_bs_come_from_the_whole_corpus(numbered) -> None:
     number = 300
     corpus = numbered(documents_of(60, number, (6, 12), (5, 12)))
     data = corpus.make("data.max_seq_length=64", name="far")
@@ -81,7 +81,7 @@ def test_a_random_b_comes_from_anywhere_in_the_corpus(numbered) -> None:
     assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # that of two uniform draws
 
 
-def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
+def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
     def plan(claim: str) -> Any:
         return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, claim=claim)
 
@@ -94,7 +94,7 @@ def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
     assert not record.exists()
 
 
-def test_plans_with_other_weights_or_other_inputs_held_out_have_other_claims(small, tmp_path, monkeypatch) -> None:
+def test_the_claim_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
     claims: list[str] = []
     opened = build.open_records
     monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.claim) or opened(plan))
@@ -130,7 +130,7 @@ def check_manifest(data: Path, documents: list[list[int]]) -> None:
         ([[5]] * 40 + [[5, 5]] * 3, "two sentences"),
     ],
 )
-def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numbered, documents, part) -> None:
+def test_a_corpus_without_pairs_is_an_error_and_the_output_stays_free(numbered, documents, part) -> None:
     corpus, other = numbered(documents), numbered([[5, 5, 5]] * 8)
     with pytest.raises(InputError, match=part):
         corpus.make()
@@ -146,7 +146,7 @@ def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numb
         (documents_of(9, 2, (1, 1), (3, 9)) + documents_of(10, 58, (3, 20), (3, 9)), ""),
     ],
 )
-def test_few_documents_and_many_single_sentences_are_warned_about(numbered, documents, warned: str, capsys) -> None:
+def test_few_documents_and_many_single_sentences_give_a_warning(numbered, documents, warned: str, capsys) -> None:
     numbered(documents).make("data.examples_per_shard=64", "data.max_seq_length=16", "data.dupe_factor=2")
     printed = capsys.readouterr().out
     assert ("warning" in printed) == bool(warned)
@@ -154,7 +154,7 @@ def test_few_documents_and_many_single_sentences_are_warned_about(numbered, docu
 
 
 @pytest.mark.parametrize("settings", [(), ("data.next_sentence=none", "data.masking=dynamic")])
-def test_bytes_do_not_depend_on_workers_place_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
+def test_bytes_do_not_depend_on_workers_paths_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
     config = small.config(*SMALL, *settings)
     one = make_data(config, [str(small.text)], small.vocab, tmp_path / "one", workers=1, store=tmp_path / "a")
     two = make_data(config, [str(small.text)], small.vocab, tmp_path / "two", workers=2, store=tmp_path / "b")
@@ -174,7 +174,7 @@ def test_copies_differ_in_pairs_and_masks(small) -> None:
     assert len(copies[0] & copies[1]) < 0.05 * len(copies[0])
 
 
-def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered, tmp_path: Path, capsys) -> None:
+def test_the_same_command_changes_nothing_and_another_is_an_error(numbered, tmp_path: Path, capsys) -> None:
     small = numbered(documents_of(30, 60, (2, 20), (3, 15)))
     data = small.make(*SMALL)
     before, times = digests(data), {path: path.stat().st_mtime_ns for path in data.rglob("*")}
@@ -195,7 +195,7 @@ def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered,
     assert len([path for path in (small.folder / ".token-store").iterdir() if path.is_dir()]) == 1
 
 
-def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_while_it_is_read_is_an_error(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, read = numbered([[5, 5, 5]] * 8), documents.read
     changes = iter([lambda: os.utime(corpus.text, ns=(5, 5)), corpus.text.unlink])
 
@@ -211,7 +211,7 @@ def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("removed", ["data", ".token-store"])
-def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbered, monkeypatch, removed: str) -> None:
+def test_a_folder_removed_during_the_run_is_one_error(numbered, monkeypatch, removed: str) -> None:
     corpus, build_shard = numbered(documents_of(30, 60, (2, 20), (3, 15))), build.build_shard
     command = ["make-data", corpus.text, "--vocab", corpus.vocab, "--output", corpus.folder / "data", "--workers", 1]
     command += [f"--set={setting}" for setting in (*SMALL, "data.document_boundary=blank_line")]
@@ -229,7 +229,7 @@ def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbere
     call(*command)
 
 
-def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, monkeypatch) -> None:
+def test_a_command_waits_for_a_locked_token_store(small, tmp_path: Path, monkeypatch) -> None:
     arguments = (small.config(*SMALL), [str(small.text)], small.vocab)
     make_data(*arguments, tmp_path / "a", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()
@@ -259,14 +259,14 @@ WHOLE = "data.whole_word_mask=true"
         ([WHOLE, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
     ],
 )
-def test_chinese_is_recognised(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:
+def test_chinese_is_detected(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:
     config = load_config(settings=["data.dupe_factor=1", *settings])
     found = DataFolder.open(make_data(config, [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)).config
     assert (found.language, found.word_segmenter) == (language, segmenter)
 
 
 @pytest.mark.parametrize("settings", [[WHOLE], [WHOLE, "data.word_segmenter=jieba"]])
-def test_a_missing_segmenter_is_named_first(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
+def test_a_missing_segmenter_is_an_early_error(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rjieba", None)
     with pytest.raises(ConfigError) as caught:
         make_data(load_config(settings=settings), [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)
