@@ -1,4 +1,4 @@
-"""Shards come back as they were written, and what is not as the manifest says is refused before its rows are used."""
+"""Shards round-trip, and shards or manifests that are damaged or inconsistent are errors."""
 
 import itertools
 import shutil
@@ -38,12 +38,11 @@ def table(
     )
 
 
-# What each objective keeps.
-KINDS = {
+KINDS = {  # the columns of each objective
     "pairs": {},
     "full sentences": {"has_labels": False},
-    "masks drawn later": {"is_masked": False},
-    "masks drawn later over segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
+    "dynamic masks": {"is_masked": False},
+    "dynamic masks of segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
 }
 
 
@@ -81,7 +80,7 @@ def test_the_parquet_schema(tmp_path: Path) -> None:
     column = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).column(0)
     assert column.compression == "ZSTD"
     assert column.has_dictionary_page
-    write_shard(tmp_path, "b.parquet", table(3, **KINDS["masks drawn later over segmented words"]))
+    write_shard(tmp_path, "b.parquet", table(3, **KINDS["dynamic masks of segmented words"]))
     schema = pq.read_schema(tmp_path / "b.parquet")
     assert schema.names == ["input_ids", "segment_b_start", "word_starts"]
     assert str(schema.field("word_starts").type) == "list<element: uint16>"
@@ -123,8 +122,8 @@ def test_ragged_arrays(lengths: list[int]) -> None:
 
 
 LISTS = pa.list_(pa.uint16())
-# What a file holds that is Parquet and whole, and that no `make-data` has written: other columns, or less of them.
-FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
+# Changes of columns that make a valid Parquet file an invalid shard, and a part of the error.
+INVALID: dict[str, tuple[dict[str, pa.Array | None], str]] = {
     "a column less": ({"segment_b_start": None}, "segment_b_start"),
     "masks without ids": ({"masked_lm_ids": None}, "belong together"),
     "texts": ({"input_ids": pa.array([["a"]] * 3)}, "list<"),
@@ -138,11 +137,11 @@ FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [*FOREIGN, "a column twice"])
+@pytest.mark.parametrize("kind", [*INVALID, "a column twice"])
 def test_parquet_files_without_examples_are_an_error(tmp_path: Path, kind: str) -> None:
     write_shard(tmp_path, "a.parquet", table(3))
     path = tmp_path / "a.parquet"
-    content, (changes, what) = pq.read_table(path), FOREIGN.get(kind, ({}, "Multiple"))
+    content, (changes, what) = pq.read_table(path), INVALID.get(kind, ({}, "Multiple"))
     columns = {**dict(zip(content.column_names, content.columns, strict=True)), **changes}
     content = pa.table({name: column for name, column in columns.items() if column is not None})
     if not changes:

@@ -1,4 +1,4 @@
-"""Who takes part: duplicates once, weighted inputs as often as asked, an own validation split held out whole."""
+"""Duplicates are left out, weights repeat inputs, and validation inputs are held out."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ NO_VALIDATION = "data.validation_fraction=0"
 
 
 def write(path: Path, seed: int, number: int, *, of: str = "") -> list[str]:
-    """Write documents of random sentences to `path`; returns them."""
+    """Write documents of random sentences to `path`, and return them."""
     draw = random.Random(seed)
     documents = [
         "\n".join(" ".join([of, *draw.choices(WORDS, k=draw.randint(3, 12))]).strip() + "." for _ in range(6))
@@ -46,10 +46,9 @@ def test_duplicates_are_dropped_and_counted(tmp_path, vocab_folder, monkeypatch,
     monkeypatch.setattr(plan, "BUCKET_DOCUMENTS", bucket)
     documents = write(tmp_path / "once.txt", 1, 40)
     (tmp_path / "more.txt").write_text("\n\n".join([*documents[:15], documents[0].upper(), "One more. And one."]))
-    alone, both = (["once"], ["once", "more"])
-    once = build(tmp_path, vocab_folder, alone, NO_VALIDATION, name="a")
-    more = build(tmp_path, vocab_folder, both, NO_VALIDATION, name="b")
-    kept = build(tmp_path, vocab_folder, both, NO_VALIDATION, "data.drop_duplicates=no", name="c")
+    once = build(tmp_path, vocab_folder, ["once"], NO_VALIDATION, name="a")
+    more = build(tmp_path, vocab_folder, ["once", "more"], NO_VALIDATION, name="b")
+    kept = build(tmp_path, vocab_folder, ["once", "more"], NO_VALIDATION, "data.drop_duplicates=no", name="c")
     left_out = [data.manifest["corpus"]["left_out"] for data in (once, more, kept)]
     assert left_out == [{}, {"duplicate_documents": 16}, {}]
     assert sum((tokens(more, "train") - tokens(once, "train")).values()) < 40  # the one new document, twice
@@ -76,12 +75,12 @@ def test_inputs_are_repeated_by_weight(tmp_path: Path, vocab_folder: Path) -> No
     weights = ",".join(f"{tmp_path / name}.txt: {weight}" for name, (_, weight) in inputs.items() if weight != 1)
     settings = [f"data.input_weights={{{weights}}}", NO_VALIDATION, "data.examples_per_shard=64"]
     data = build(tmp_path, vocab_folder, list(inputs), *settings)
-    found, tokenizer = tokens(data, "train"), data.tokenizer()
+    counts, tokenizer = tokens(data, "train"), data.tokenizer()
     for word, weight in inputs.values():
         (token,) = tokenizer.encode_text(word)
-        assert found[token] / (100 * 6) == pytest.approx(2 * weight, rel=0.01 if weight in (1, 3) else 0.12), word
+        assert counts[token] / (100 * 6) == pytest.approx(2 * weight, rel=0.01 if weight in (1, 3) else 0.12), word
     rows = [record.rows for record in data.shards("train")]
-    assert max(rows) < 2 * np.mean(rows)  # copies in which few inputs take part have fewer shards
+    assert max(rows) < 2 * np.mean(rows)  # copies with few inputs have fewer shards
 
 
 def test_the_duplicate_of_the_heaviest_input_is_kept(tmp_path: Path, vocab_folder: Path) -> None:
@@ -116,11 +115,11 @@ def test_too_few_documents_without_duplicates_are_an_error(tmp_path, vocab_folde
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_repeated_sentences_give_a_warning(tmp_path, vocab_folder, capsys, dry_run) -> None:
-    documents = write(tmp_path / "own.txt", 1, 40)
+    documents = write(tmp_path / "articles.txt", 1, 40)
     pages = "\n\n".join(f"Log in to write a comment.\n{document}\nAll rights reserved." for document in documents)
     (tmp_path / "pages.txt").write_text(pages + "\n")
     config = load_config(settings=("data.max_seq_length=32", "data.dupe_factor=1"))
-    for name in ("own", "pages"):
+    for name in ("articles", "pages"):
         make_data(config, [f"{tmp_path / name}.txt"], vocab_folder, tmp_path / name, workers=1, dry_run=dry_run)
         warned = "warning: at least 25% of the sentences" in capsys.readouterr().out
         assert warned == (name == "pages")

@@ -1,4 +1,4 @@
-"""A dry run tells what the real one gives, from a sample, and writes nothing."""
+"""A dry run estimates the real run from a sample, and writes nothing."""
 
 import json
 import random
@@ -35,10 +35,10 @@ def corpus(number: int) -> list[str]:
 WHOLE, SAMPLE = 1 << 24, 40_000
 
 
-def made_and_near(
+def make_and_compare(
     found: Estimate, config: Config, inputs: list[str], vocab: Path, rel: float, rel_rows: float
 ) -> DataFolder:
-    """Make the data, check what was estimated of it, and return it."""
+    """Make the data, compare it with the estimate, and return it."""
     data = DataFolder.open(make_data(config, inputs, vocab, Path(inputs[0]).parent / "data", workers=1))
     times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
     assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=rel)
@@ -58,7 +58,7 @@ def made_and_near(
         (".json", ".gz", SAMPLE),
     ],
 )
-def test_the_estimate_is_close_to_the_real_run(tmp_path, vocab_folder, monkeypatch, ending, compression, sample) -> None:
+def test_the_estimate_is_close_to_a_real_run(tmp_path, vocab_folder, monkeypatch, ending, compression, sample) -> None:
     monkeypatch.setattr(module, "SAMPLE_BYTES", sample)
     array = json.dumps([{"text": text, "n": [{}]} for text in corpus(400)], indent=1).encode()
     content = array if ending == ".json" else FORMATS[ending](corpus(400))
@@ -68,7 +68,7 @@ def test_the_estimate_is_close_to_the_real_run(tmp_path, vocab_folder, monkeypat
     found = estimated(config, [str(path)], vocab_folder)
     assert list(tmp_path.iterdir()) == [path]
     exact = 0.02 if sample == WHOLE else 0.25
-    data = made_and_near(found, config, [str(path)], vocab_folder, exact, exact + 0.03)
+    data = make_and_compare(found, config, [str(path)], vocab_folder, exact, exact + 0.03)
     store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
     assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
     assert found.store_bytes == pytest.approx(store, rel=exact)
@@ -81,7 +81,7 @@ def test_equal_inputs_are_counted_once(tmp_path, vocab_folder, monkeypatch) -> N
         write(tmp_path / "texts" / "b" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "SAMPLE_BYTES", SAMPLE)
     inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.max_seq_length=64"])
-    data = made_and_near(estimated(config, inputs, vocab_folder), config, inputs, vocab_folder, 0.15, 0.15)
+    data = make_and_compare(estimated(config, inputs, vocab_folder), config, inputs, vocab_folder, 0.15, 0.15)
     assert data.manifest["corpus"]["documents"] == 300
 
 

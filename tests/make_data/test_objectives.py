@@ -1,4 +1,4 @@
-"""`make-data` under each objective: what examples hold, which corpora do, and what `datasets` makes of the folder."""
+"""`make-data` with each objective: the examples, odd corpora, statistics, and loading with `datasets`."""
 
 import json
 import os
@@ -37,13 +37,13 @@ WITHOUT_PAIRS = {"single sentences": ([[length] for length in range(1, 90)], [])
 
 
 def words_seen(corpus: Numbered, data: Path, split: str) -> Counter[int]:
-    """How often each word of the corpus stands in a split."""
+    """Count each word of the corpus in a split."""
     ids = np.concatenate([[0], *(table.original_ids for table in tables(data, split))]).astype(int)
     return Counter((ids[ids >= NUM_RESERVED] - NUM_RESERVED).tolist())
 
 
 def check_examples(data: Path) -> None:
-    """What holds of every example, whatever the objective."""
+    """Check the properties that all objectives share."""
     folder = DataFolder.open(data)
     for split in folder.manifest["splits"]:
         for table in tables(data, split):
@@ -122,10 +122,7 @@ def test_statistics_and_datasets_match_the_examples(small, variant: str, tmp_pat
 
 
 def test_content_hashes_match_the_golden_file(numbered) -> None:
-    """A change of examples is meant. Then regenerate them, and say why:
-
-    REGENERATE_GOLDEN=1 python -m pytest tests/make_data/test_objectives.py
-    """
+    """If examples change on purpose, run `REGENERATE_GOLDEN=1 pytest tests/make_data/test_objectives.py`."""
     corpus = numbered([*documents_of(50, 40, (1, 20), (3, 30)), *documents_of(51, 3, (1, 40), (1, 90))])
     found = {
         variant: DataFolder.open(corpus.make(*SMALL, *settings, name=variant)).content_hash
@@ -147,7 +144,7 @@ def test_dynamic_masking_keeps_the_examples(small) -> None:
 
 @pytest.fixture(scope="module")
 def segmented(numbered):
-    """A corpus whose token store says that words of the corpus are pairs: every odd token continues a word."""
+    """A corpus whose token store has words of two tokens: every odd token continues a word."""
     corpus = numbered(documents_of(60, 60, (2, 20), (3, 15)))
     config, tokenizer = corpus.config("data.language=en").data, Tokenizer.load(corpus.vocab)
     (source,) = resolve([str(corpus.text)], config)
@@ -163,7 +160,7 @@ def test_segmented_words_are_masked_together_or_stored_in_starts_word(segmented,
     data = segmented.make(*SMALL, "data.whole_word_mask=true", *VARIANTS[variant], name=variant)
     for table in tables(data, "train"):
         ids, before = table.original_ids, np.roll(table.original_ids, 1)
-        # A word is an even token with the odd one after it; at the beginning of a segment an odd one stands alone.
+        # A word is an even token and the odd one after it. At the start of a segment, an odd token is a word.
         starts_word = (ids >= NUM_RESERVED) & ((ids % 2 == 0) | (before < NUM_RESERVED))
         if table.masks is None:
             assert np.array_equal(table.starts_word, starts_word)
@@ -173,5 +170,5 @@ def test_segmented_words_are_masked_together_or_stored_in_starts_word(segmented,
         is_masked[table.masked_indices] = True
         continues = (ids >= NUM_RESERVED) & ~starts_word
         halves = is_masked[continues].astype(int) + np.roll(is_masked, 1)[continues]
-        # An example of a few tokens predicts one, where no word of two fits.
+        # A short example predicts one token, so no word of two tokens fits.
         assert (halves == 1).sum() < 0.1 * (halves == 2).sum()

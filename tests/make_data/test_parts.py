@@ -1,4 +1,4 @@
-"""Inputs in byte ranges: a few large archives are unpacked for all cores, and the cuts stay what they are."""
+"""Inputs cut into byte ranges, unpacked archives, and fractions of inputs."""
 
 import gzip
 import shutil
@@ -25,7 +25,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(source: object, vocab: Path, folder: Path, *settings: str) -> tuple[list[str], dict, list[Path]]:
-    """Make data of one copy; return the hashes of its shards, the corpus of its manifest, and its store's shards."""
+    """Make data of one copy, and return the shard hashes, the manifest's corpus entry and the store shards."""
     config = load_config(settings=["data.document_boundary=blank_line", "data.dupe_factor=1", *settings])
     data = DataFolder.open(make_data(config, [str(source)], vocab, folder / "data", workers=1))
     hashes = [record.sha256 for split in ("train", "validation") for record in data.shards(split)]
@@ -41,7 +41,7 @@ def test_an_archive_in_parts_gives_the_shards_of_the_plain_file(
     packed, _, store_shards = build(archive, vocab_folder, tmp_path / "packed")
     assert packed == plain
     assert len(store_shards) > 3
-    # A store shard that is gone is rebuilt from the archive alone, cut as before whatever the sizes are now.
+    # A missing store shard is rebuilt from the archive with the saved cuts.
     shutil.rmtree(store_shards[1])
     shutil.rmtree(tmp_path / "packed" / "data")
     with monkeypatch.context() as patch:

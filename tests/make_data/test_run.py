@@ -1,4 +1,4 @@
-"""`make-data` as a whole: examples that say the truth about any corpus, and the same bytes every time."""
+"""`make-data` from text to data folder: true labels for any corpus, and the same bytes every time."""
 
 import os
 import queue
@@ -52,7 +52,7 @@ def test_next_sentence_labels_are_true(numbered, name: str) -> None:
     for split, documents_seen in seen.items():
         for pair in corpus.pairs(data, split):
             a, b = (set(corpus.document[segment].tolist()) for segment in (pair.a, pair.b))
-            assert len(a) == len(b) == 1  # and so neither is empty
+            assert len(a) == len(b) == 1
             assert (np.diff(pair.a) == 1).all()
             assert (np.diff(pair.b) == 1).all()
             assert (a == b) == (pair.label == 0)
@@ -63,12 +63,11 @@ def test_next_sentence_labels_are_true(numbered, name: str) -> None:
     assert not seen["train"] & seen["validation"]
     assert len(seen["train"]) >= 2
     assert len(seen["validation"]) >= (2 if "validation" in folder.manifest["splits"] else 0)
-    # Each sentence of a document of several appears in some copy. Where one document outweighs the others, some of
-    # its Bs find no A of another to be with.
+    # Nearly every sentence is in some copy. If one document outweighs the others, some of its Bs have no partner.
     several = np.array([len(each) > 1 and n not in seen["validation"] for n, each in enumerate(documents)])
-    least, is_several = 0.98 if several.sum() > 20 else 0.9, several[corpus.document]
-    assert shown[is_several & corpus.begins].mean() > least
-    assert shown[is_several].mean() > least - 0.03
+    minimum, is_several = 0.98 if several.sum() > 20 else 0.9, several[corpus.document]
+    assert shown[is_several & corpus.begins].mean() > minimum
+    assert shown[is_several].mean() > minimum - 0.03
     check_manifest(data, documents)
 
 
@@ -78,7 +77,7 @@ def test_random_bs_come_from_the_whole_corpus(numbered) -> None:
     data = corpus.make("data.max_seq_length=64", name="far")
     documents = [corpus.document[[pair.a[0], pair.b[0]]] for pair in corpus.pairs(data, "train") if pair.label == 1]
     distances = np.abs(np.diff(documents, axis=1)) / number
-    assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # that of two uniform draws
+    assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # as of two uniform draws
 
 
 def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
     record.write_text("{}")
     build.open_records(plan("a"))
     assert record.exists()
-    build.open_records(plan("b"))  # such as one with other versions of libraries
+    build.open_records(plan("b"))
     assert not record.exists()
 
 
@@ -107,7 +106,7 @@ def test_the_claim_depends_on_weights_and_validation_inputs(small, tmp_path, mon
 
 
 def check_manifest(data: Path, documents: list[list[int]]) -> None:
-    """Examples fit, labels are balanced in every shard, and the manifest counts what there is."""
+    """Check lengths, balanced labels in every shard, and the counts of the manifest."""
     folder = DataFolder.open(data)
     for split, entry in folder.manifest["splits"].items():
         found = tables(data, split)
@@ -161,7 +160,10 @@ def test_bytes_do_not_depend_on_workers_paths_or_store(small, monkeypatch, tmp_p
     monkeypatch.chdir(small.folder)
     here = make_data(config, ["text.txt"], Path("vocab"), tmp_path / "here", workers=1)
     assert digests(one) == digests(two)
-    assert {**digests(here), "manifest.json": ""} == {**digests(one), "manifest.json": ""}  # it names the input
+    assert {**digests(here), "manifest.json": ""} == {
+        **digests(one),
+        "manifest.json": "",
+    }  # has the input's path
 
 
 def test_copies_differ_in_pairs_and_masks(small) -> None:
@@ -225,7 +227,7 @@ def test_a_folder_removed_during_the_run_is_one_error(numbered, monkeypatch, rem
         errors = call(*command, code=2).stderr
     assert errors.count("error: ") == 1
     assert str(corpus.folder / removed) in errors
-    shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # what was written after that
+    shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # written after it was removed
     call(*command)
 
 
@@ -248,15 +250,15 @@ def test_a_command_waits_for_a_locked_token_store(small, tmp_path: Path, monkeyp
     assert (tmp_path / "b" / "manifest.json").exists()
 
 
-WHOLE = "data.whole_word_mask=true"
+WHOLE_WORDS = "data.whole_word_mask=true"
 
 
 @pytest.mark.parametrize(
     ("settings", "language", "segmenter"),
     [
         ([], "zh", None),
-        ([WHOLE], "zh", "jieba"),
-        ([WHOLE, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
+        ([WHOLE_WORDS], "zh", "jieba"),
+        ([WHOLE_WORDS, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
     ],
 )
 def test_chinese_is_detected(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:
@@ -265,7 +267,7 @@ def test_chinese_is_detected(settings, language, segmenter, chinese_text: Path, 
     assert (found.language, found.word_segmenter) == (language, segmenter)
 
 
-@pytest.mark.parametrize("settings", [[WHOLE], [WHOLE, "data.word_segmenter=jieba"]])
+@pytest.mark.parametrize("settings", [[WHOLE_WORDS], [WHOLE_WORDS, "data.word_segmenter=jieba"]])
 def test_a_missing_segmenter_is_an_early_error(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rjieba", None)
     with pytest.raises(ConfigError) as caught:

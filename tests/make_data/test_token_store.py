@@ -1,4 +1,4 @@
-"""The token store: what the tokenizer says of every sentence, however the input is cut, and slices that add up."""
+"""The token store matches the tokenizer for any blocks, and slices of documents are read correctly."""
 
 import itertools
 import os
@@ -33,7 +33,7 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
 
 
 def sentences_of(store: TokenStore) -> list[list[list[int]]]:
-    """All documents as lists of sentences as lists of ids."""
+    """Return the ids of all documents, as lists of sentences."""
     numbers = np.arange(store.num_documents)
     text = store.read(np.stack([numbers, np.zeros_like(numbers), np.ones_like(numbers)]), 0)
     found = [text.ids[begin:end].tolist() for begin, end in itertools.pairwise(text.sentence_starts)]
@@ -57,24 +57,24 @@ def test_the_store_matches_the_tokenizer(english_text, english_documents, vocab_
 
 
 @pytest.mark.parametrize("look_ahead", [0, 50])
-def test_the_slices_of_a_document_are_its_text(english_text, vocab_folder: Path, tmp_path: Path, look_ahead: int) -> None:
+def test_slices_of_a_document_are_its_text(english_text, vocab_folder: Path, tmp_path: Path, look_ahead: int) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)
     _, tokens = store.sizes_of(np.arange(store.num_documents))
     longest = int(np.argmax(tokens))
     numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
     whole = [*itertools.chain(*sentences_of(store)[longest])]
-    for of in (2, 7, 50):
-        text = store.read(np.stack([np.full(of, longest), np.arange(of), np.full(of, of)]), look_ahead)
+    for number in (2, 7, 50):
+        slices = np.stack([np.full(number, longest), np.arange(number), np.full(number, number)])
+        text = store.read(slices, look_ahead)
         begin, starts = 0, text.sentence_starts
-        for (first, last), num_own in zip(
-            itertools.pairwise(text.slice_offsets), text.num_slice_sentences, strict=True
-        ):
-            own = first + num_own
+        spans = itertools.pairwise(text.slice_offsets)
+        for (first, last), num_sentences in zip(spans, text.num_slice_sentences, strict=True):
+            slice_end = first + num_sentences
             span = text.ids[starts[first] : starts[last]].tolist()
             assert span == whole[begin : begin + len(span)]
-            begin += int(starts[own] - starts[first])
-            assert starts[last] - starts[own] >= min(look_ahead, len(whole) - begin)
+            begin += int(starts[slice_end] - starts[first])
+            assert starts[last] - starts[slice_end] >= min(look_ahead, len(whole) - begin)
         assert begin == len(whole)
 
 
@@ -90,7 +90,7 @@ def test_a_store_shard_is_written_once_and_atomically(english_text, vocab_folder
     assert not list(tmp_path.iterdir())
 
 
-def test_the_key_depends_on_all_that_decides_the_ids(english_text: Path, chinese_text: Path, vocab_folder: Path) -> None:
+def test_the_key_depends_on_all_that_decides_ids(english_text: Path, chinese_text: Path, vocab_folder: Path) -> None:
     tokenizer = Tokenizer.load(vocab_folder)
     cased = Tokenizer(tokenizer.tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
 
@@ -105,9 +105,7 @@ def test_the_key_depends_on_all_that_decides_the_ids(english_text: Path, chinese
 
 
 @pytest.mark.parametrize("settings", [{"document_boundary": "file"}, {"sentence_splitter": "lines"}])
-def test_the_store_does_not_depend_on_block_sizes(
-    monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path, settings: dict[str, str]
-) -> None:
+def test_the_store_does_not_depend_on_block_sizes(monkeypatch, english_text, vocab_folder, tmp_path, settings) -> None:
     config = LINES.model_copy(update=settings)
     _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
     monkeypatch.setattr(ingest, "BLOCK_CHARACTERS", 1000)
