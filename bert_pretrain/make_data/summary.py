@@ -136,8 +136,8 @@ def join_corpus(
     }
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def describe(manifest: Mapping[str, Any]) -> str:
