@@ -1,1 +1,1 @@
-"""Examples, the record between making data and training: arrays, masks, Parquet shards."""
+"""Training examples: arrays in memory, masked language modelling, and Parquet shards on disk."""

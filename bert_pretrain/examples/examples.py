@@ -1,7 +1,7 @@
-"""Examples, which stage 2 writes and stage 3 reads, as columns.
+"""Training examples as columns: stage 2 writes them, stage 3 reads them.
 
-One example is `[CLS] A [SEP] B [SEP]`, or `[CLS] text [SEP]`, without padding. They are a few flat arrays,
-so that choosing, shuffling and packing examples are array operations. Columns that an objective does not need are None.
+An example is `[CLS] A [SEP] B [SEP]` or `[CLS] text [SEP]`, without padding. A table stores all examples in a few flat
+arrays, so selecting, shuffling and packing are array operations. Columns that an objective does not use are None.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,12 @@ import numpy as np
 
 from bert_pretrain.text import ragged
 
-FEW_EXAMPLES = 500
-"""Held-out examples below which an accuracy is shown with its error."""
-UNSEEN_COUNT = 0.1
-"""Count of a token that does not occur, so that the logarithm of its frequency is finite."""
+UNSEEN_COUNT = 0.1  # count of a token that does not occur, so that the logarithm of its frequency is finite
 
 
 def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:
-    """Return an accuracy, of few examples with its standard error."""
-    if not examples or examples >= FEW_EXAMPLES:
+    """Format an accuracy, with its standard error if it was measured on fewer than 500 examples."""
+    if not examples or examples >= 500:
         return format(accuracy, form)
     return f"{accuracy:{form}} ± {(accuracy * (1 - accuracy) / examples) ** 0.5:{form}}"
 
@@ -32,33 +29,33 @@ class Masks:
     offsets: np.ndarray  # (rows + 1,) int64
 
     def take(self, rows: np.ndarray) -> "Masks":
-        """Return the masks of the chosen examples in the order given."""
+        """Return the masks of the selected examples, in the order given."""
         positions, offsets = ragged.take(self.positions, self.offsets, rows)
-        original_ids, _ = ragged.take(self.original_ids, self.offsets, rows)
-        return Masks(positions, original_ids, offsets)
+        return Masks(positions, ragged.take(self.original_ids, self.offsets, rows)[0], offsets)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Columns of `rows` examples; the offsets delimit each example in the flat arrays."""
+    """A table of `rows` examples. The offsets delimit each example in the flat arrays.
 
-    input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536; with masks applied, if any
+    The label of a pair is 0 where B follows A and 1 where it does not, as in google-research/bert. For sentence order
+    it is 0 where A and B are in order and 1 where they are swapped.
+    """
+
+    input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536; masked if there are masks
     offsets: np.ndarray  # (rows + 1,) int64
-    segment_b_start: np.ndarray  # (rows,) uint16: index of B's first token in the example, or its length
-    masks: Masks | None = None
-    """None where masks are drawn in training (`masking: dynamic`)."""
-    next_sentence_label: np.ndarray | None = None  # (rows,) uint8
-    """0 where B really follows A and 1 where it does not (the polarity of google-research/bert); for sentence order, 0
-    where A and B are in order and 1 where they are swapped. None where there are no pairs (`next_sentence: none`)."""
-    starts_word: np.ndarray | None = None  # (tokens,) bool: a word begins there
-    """Only where whole words are masked in training and the ids alone do not show where words begin."""
+    segment_b_start: np.ndarray  # (rows,) uint16: index of B's first token in the example; its length if there is no B
+    masks: Masks | None = None  # None where masks are drawn during training (`masking: dynamic`)
+    next_sentence_label: np.ndarray | None = None  # (rows,) uint8; None where there are no pairs
+    # (tokens,) bool: a word starts here; None unless dynamic whole-word masking needs more than the `##` prefixes
+    starts_word: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, (rows,)."""
+        """Number of tokens of each example, (rows,)."""
         return np.diff(self.offsets)
 
     @property
@@ -72,25 +69,25 @@ class Examples:
 
     @property
     def masked_indices(self) -> np.ndarray:
-        """The places of the masked tokens in `input_ids`, (masked,); none where masks are drawn in training."""
+        """Indices of the masked tokens in `input_ids`, (masked,). Empty if there are no masks."""
         if self.masks is None:
             return np.zeros(0, dtype=np.int64)
         return self.masks.positions + np.repeat(self.offsets[:-1], np.diff(self.masks.offsets))
 
     def take(self, rows: np.ndarray) -> "Examples":
-        """Return the chosen examples in the order given."""
-        places = ragged.spans(self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows])
+        """Return the selected examples, in the order given."""
+        indices = ragged.spans(self.offsets[rows], self.lengths[rows])
         return Examples(
-            input_ids=self.input_ids[places],
+            input_ids=self.input_ids[indices],
             offsets=ragged.offsets_of(self.lengths[rows]),
             segment_b_start=self.segment_b_start[rows],
             masks=None if self.masks is None else self.masks.take(rows),
             next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
-            starts_word=None if self.starts_word is None else self.starts_word[places],
+            starts_word=None if self.starts_word is None else self.starts_word[indices],
         )
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return every array by name; examples are equal if these are."""
+        """Return every array by name. Two tables are equal if their columns are."""
         masks = self.masks
         columns: dict[str, np.ndarray | None] = {
             "input_ids": self.input_ids,
@@ -106,7 +103,7 @@ class Examples:
 
 
 def concatenate(tables: list[Examples]) -> Examples:
-    """Join tables of examples that have the same columns, in order; at least one."""
+    """Concatenate one or more tables that have the same columns."""
     all_columns = [table.columns() for table in tables]
     joined = {}
     for name in all_columns[0]:

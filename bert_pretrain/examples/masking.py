@@ -1,9 +1,9 @@
-"""Masked language modelling (Devlin et al., 2018, section 3.1, task 1): tokens to predict, and what replaces them.
+"""Masked language modelling (Devlin et al., 2018, section 3.1, task 1): choose the tokens to predict and replace them.
 
-Of the maskable tokens (all but [CLS], [SEP] and [PAD]) 15 %, rounded, at least one, are chosen; 80 % of them become
-[MASK], 10 % a random word piece, 10 % are kept. With whole-word masking all tokens of a word are chosen together, while
-80/10/10 is drawn for each token independently, as in google-research/bert.
-`mask` in `tests/make_data/reference.py` is the same in plain Python.
+All tokens but [CLS], [SEP] and [PAD] are maskable. 15 % of them, rounded and at least one, are masked: 80 % become
+[MASK], 10 % become a random word piece, 10 % stay as they are. Whole-word masking masks all tokens of a word together
+and still draws 80/10/10 for each token, as in google-research/bert.
+`mask` in `tests/make_data/reference.py` implements the same rule in plain Python.
 """
 
 from dataclasses import replace
@@ -15,13 +15,13 @@ from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
-_ROWS_AT_ONCE = 2048
+_BLOCK_ROWS = 2048
 
 
 def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator) -> Examples:
-    """Choose and replace tokens of unmasked examples; returns the masked ones, without `starts_word`.
+    """Return the examples with masks, and without `starts_word`.
 
-    Words begin where `examples.starts_word` says so or, where it is None, at every token without `##`.
+    A word starts where `examples.starts_word` is True or, if it is None, at every token without `##`.
     """
     input_ids, offsets = examples.input_ids, examples.offsets
     maskable = np.ones(len(input_ids), dtype=bool)
@@ -32,8 +32,8 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
         starts_word = ~tokenizer.is_subword[input_ids] if examples.starts_word is None else examples.starts_word
         starts_word = starts_word & maskable
     positions, counts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for first in range(0, len(examples), _ROWS_AT_ONCE):
-        local = offsets[first : first + _ROWS_AT_ONCE + 1]
+    for first in range(0, len(examples), _BLOCK_ROWS):
+        local = offsets[first : first + _BLOCK_ROWS + 1]
         span = slice(local[0], local[-1])
         candidates = _as_matrix(maskable[span], local)
         limit = num_to_mask(candidates.sum(axis=1), config)
@@ -44,39 +44,35 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
         positions.append(np.flatnonzero(chosen) % chosen.shape[1])
         counts.append(chosen.sum(axis=1))
     masked_offsets = ragged.offsets_of(np.concatenate(counts))
-    within = np.concatenate(positions)
-    places = within + np.repeat(offsets[:-1], np.diff(masked_offsets))
+    flat_positions = np.concatenate(positions)
+    indices = flat_positions + np.repeat(offsets[:-1], np.diff(masked_offsets))
     shown = input_ids.copy()
-    shown[places] = _replacements(input_ids[places], tokenizer, rng)
-    masks = Masks(within.astype(np.uint16), input_ids[places], masked_offsets)
+    shown[indices] = _replacements(input_ids[indices], tokenizer, rng)
+    masks = Masks(flat_positions.astype(np.uint16), input_ids[indices], masked_offsets)
     return replace(examples, input_ids=shown, masks=masks, starts_word=None)
 
 
-def max_predictions(config: DataConfig) -> int:
-    """Return how many tokens of an example are predicted at most."""
-    return config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
-
-
-def num_to_mask(maskable: np.ndarray, config: DataConfig) -> np.ndarray:
-    """Return how many tokens are predicted for each count of maskable ones."""
-    wanted = np.maximum(1, np.rint(maskable * config.masked_lm_prob).astype(np.int64))
-    return np.minimum(np.minimum(wanted, max_predictions(config)), maskable)
+def num_to_mask(num_maskable: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Return the number of tokens to mask in each example, given its number of maskable tokens."""
+    limit = config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
+    wanted = np.maximum(1, np.rint(num_maskable * config.masked_lm_prob).astype(np.int64))
+    return np.minimum(np.minimum(wanted, limit), num_maskable)
 
 
 def _replacements(originals: np.ndarray, tokenizer: Tokenizer, rng: np.random.Generator) -> np.ndarray:
     drawn = rng.random(len(originals))
     shown = np.where(drawn < 0.8, originals.dtype.type(tokenizer.mask_id), originals)
     is_random = np.flatnonzero((drawn >= 0.8) & (drawn < 0.9))
-    word_pieces = tokenizer.word_piece_ids
-    shown[is_random] = word_pieces[rng.integers(0, len(word_pieces), len(is_random))]
+    pieces = tokenizer.word_piece_ids
+    shown[is_random] = pieces[rng.integers(0, len(pieces), len(is_random))]
     return shown
 
 
 def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Return unique random sort keys, the largest value where there is no candidate, (rows, columns).
+    """Return random sort keys, (rows, columns), and the bit mask that extracts the column from a key.
 
-    The column fills the lowest bits, whose mask is the second value: ties would otherwise be broken differently from
-    one processor to another. Where columns are few, 32 bits leave room for randomness, and sort twice as fast.
+    The lowest bits of a key hold its column, so keys are unique and sort alike on every processor. Non-candidates have
+    the largest key. Few columns leave enough random bits in 32-bit keys, which sort twice as fast.
     """
     rows, columns = is_candidate.shape
     column_bits = max(1, (columns - 1).bit_length())
@@ -91,7 +87,7 @@ def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np
 
 
 def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Pad flat booleans to a matrix (rows, longest) with False."""
+    """Pad lists of booleans with False to a matrix (rows, longest)."""
     lengths = np.diff(offsets)
     matrix = np.zeros((len(lengths), int(lengths.max())), dtype=bool)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = values
@@ -99,29 +95,29 @@ def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _choose_tokens(candidates: np.ndarray, limit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Choose as many candidates (rows, columns) of each row as its limit (rows,) says, (rows, columns) bool."""
-    most = int(limit.max())
+    """Choose `limit` (rows,) random candidates of each row, (rows, columns) bool."""
+    max_limit = int(limit.max())
     keys, column_mask = _random_keys(candidates, rng)
-    if most < keys.shape[1]:
-        keys = np.partition(keys, most, axis=1)[:, :most]
+    if max_limit < keys.shape[1]:
+        keys = np.partition(keys, max_limit, axis=1)[:, :max_limit]
     keys.sort(axis=1)
-    lowest = keys[np.arange(most) < limit[:, None]] & keys.dtype.type(column_mask)
+    lowest = keys[np.arange(max_limit) < limit[:, None]] & keys.dtype.type(column_mask)
     chosen = np.zeros_like(candidates)
     chosen[np.repeat(np.arange(len(limit)), limit), lowest] = True
     return chosen
 
 
 def _choose_words(
-    candidates: np.ndarray, begins: np.ndarray, limit: np.ndarray, rng: np.random.Generator
+    candidates: np.ndarray, starts: np.ndarray, limit: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choose words, which begin at `begins`, in random order while they fit into the limit, (rows, columns) bool.
+    """Choose random words of each row while they fit into its limit, (rows, columns) bool.
 
-    Where not even the shortest word fits, one token of a word is chosen, so that every example has a prediction.
+    If not even the shortest word fits, choose one token, so that every example has a prediction.
     """
-    # A `##` token at the beginning (a window can begin inside a word) belongs to a word that begins there.
-    begins[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
-    word = np.cumsum(begins, axis=1) - 1  # (rows, columns): the number of each token's word
-    rows, num_words = len(begins), int(begins.sum(axis=1).max())
+    # A segment may start with a `##` token, because a window can start inside a word. Such a token starts a word here.
+    starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
+    word = np.cumsum(starts, axis=1) - 1  # (rows, columns): the number of each token's word
+    rows, num_words = len(starts), int(starts.sum(axis=1).max())
     row_of = np.nonzero(candidates)[0]
     lengths = np.bincount(row_of * num_words + word[candidates], minlength=rows * num_words).reshape(rows, num_words)
     keys, column_mask = _random_keys(lengths > 0, rng)
@@ -142,8 +138,7 @@ def _choose_words(
         if not len(unfilled):
             break
     selected = candidates & np.take_along_axis(chosen, np.maximum(word, 0), axis=1)
-    empty = np.flatnonzero(used == 0)
-    if len(empty):
-        first = np.argmin(_random_keys(candidates[empty], rng)[0], axis=1)
-        selected[empty, first] = True
+    unmasked = np.flatnonzero(used == 0)
+    if len(unmasked):
+        selected[unmasked, np.argmin(_random_keys(candidates[unmasked], rng)[0], axis=1)] = True
     return selected

@@ -1,7 +1,7 @@
-"""The order in which the training examples are visited: every epoch the shards, and the rows of each, in a new order.
+"""The order of the training examples: each epoch shuffles the shards, and the rows within each shard.
 
-A pure function of (data folder, seed, position), so that reading may begin anywhere: only the shards that hold what is
-asked for are read. Masks that no shard holds are drawn for a whole shard when an epoch opens it.
+The order depends only on data folder, seed and position. Reading can start anywhere and opens only the shards it needs.
+Dynamic masks are drawn for a whole shard when an epoch opens it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,21 +15,18 @@ from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.text import ragged
 
-OPEN_SHARDS = 4
-"""Shards kept in memory: a batch may straddle two, and a reader may run ahead."""
+CACHE_SIZE = 4  # shards in memory: a batch may need two, and another reader may be a batch ahead
 
-Rows = tuple[Examples, np.ndarray]
-"""A shard, and the chosen rows of it."""
+Rows = tuple[Examples, np.ndarray]  # a shard and the selected rows of it
 Value = TypeVar("Value")
 
 
 class ShuffledExamples:
-    """The endless sequence of examples that a seed makes of a data folder's training split."""
+    """The endless sequence of training examples of a data folder for one seed."""
 
     def __init__(self, data: DataFolder, seed: int) -> None:
-        """Read nothing yet; what is read later is checked then."""
-        self.num_rows = data.rows("train")
-        """Examples in an epoch."""
+        """Store the order; shards are read and checked by `take`."""
+        self.num_rows = data.rows("train")  # examples per epoch
         self._folder, self._config, self._seed = data.path, data.config, seed
         self._records = data.shards("train")
         self._shard_rows = np.array([record.rows for record in self._records], dtype=np.int64)
@@ -43,39 +40,37 @@ class ShuffledExamples:
         parts: list[Rows] = []
         while count:
             epoch, position = divmod(first, self.num_rows)
-            now = min(count, self.num_rows - position)
-            parts += [(self._shard(epoch, shard), rows) for shard, rows in self._rows(epoch, position, now)]
-            first, count = first + now, count - now
+            in_epoch = min(count, self.num_rows - position)
+            parts += [(self._shard(epoch, shard), rows) for shard, rows in self._rows(epoch, position, in_epoch)]
+            first, count = first + in_epoch, count - in_epoch
         return parts
 
     def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
+        """Yield the examples [position, position + count) of an epoch as pairs of shard and rows."""
 
         def draw() -> tuple[np.ndarray, np.ndarray]:
             order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
             return order, ragged.offsets_of(self._shard_rows[order])
 
-        shard_order, starts = _remembered(self._shard_orders, (epoch, 0), draw)
-        place = int(np.searchsorted(starts, position, side="right")) - 1
+        shard_order, starts = _cached(self._shard_orders, (epoch, 0), draw)
+        index = int(np.searchsorted(starts, position, side="right")) - 1
         while count:
-            shard = int(shard_order[place])
-            begin = position - int(starts[place])
-            rows = self._order_of_rows(epoch, shard)[begin : begin + count]
+            shard = int(shard_order[index])
+            start = position - int(starts[index])
+            rows = self._row_order(epoch, shard)[start : start + count]
             if len(rows):
                 yield shard, rows
-            position, count, place = position + len(rows), count - len(rows), place + 1
+            position, count, index = position + len(rows), count - len(rows), index + 1
 
-    def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
-        """Return a new order of a shard's rows."""
-
+    def _row_order(self, epoch: int, shard: int) -> np.ndarray:
         def draw() -> np.ndarray:
             stream = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
             return stream.permutation(self._shard_rows[shard])
 
-        return _remembered(self._row_orders, (epoch, shard), draw)
+        return _cached(self._row_orders, (epoch, shard), draw)
 
     def _shard(self, epoch: int, shard: int) -> Examples:
-        """Return a shard's examples, with the masks of an epoch where none are stored."""
+        """Return the examples of a shard, with new masks for every epoch if masking is dynamic."""
 
         def read() -> Examples:
             examples = read_shard(self._folder, self._records[shard])
@@ -84,12 +79,12 @@ class ShuffledExamples:
             stream = rng.stream(self._seed, "mask", epoch=epoch, shard=shard)
             return mask_examples(examples, self._tokenizer, self._config, stream)
 
-        return _remembered(self._shards, (0 if self._tokenizer is None else epoch, shard), read)
+        return _cached(self._shards, (0 if self._tokenizer is None else epoch, shard), read)
 
 
-def _remembered(last: dict[tuple[int, int], Value], key: tuple[int, int], make: Callable[[], Value]) -> Value:
-    """Return the value of a key; those of the last few keys are kept, others are made."""
-    while key not in last and len(last) >= OPEN_SHARDS:
-        del last[next(iter(last))]
-    last[key] = last.pop(key) if key in last else make()  # the last one used goes to the end
-    return last[key]
+def _cached(cache: dict[tuple[int, int], Value], key: tuple[int, int], make: Callable[[], Value]) -> Value:
+    """Return a value from a least-recently-used cache; make and store it if it is missing."""
+    while key not in cache and len(cache) >= CACHE_SIZE:
+        del cache[next(iter(cache))]
+    cache[key] = cache.pop(key) if key in cache else make()  # moves the key to the end
+    return cache[key]

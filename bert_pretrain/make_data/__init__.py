@@ -1,1 +1,1 @@
-"""Stage 2: raw text and a tokenizer to shards of examples."""
+"""Stage 2, `make-data`: shards of training examples from raw text and a tokenizer."""

@@ -1,7 +1,6 @@
-"""Building a shard: cut its text, pair the windows, assemble examples, mask them, write them.
+"""Build a shard: cut its text into windows, pair them, assemble the examples, mask and write them.
 
-A shard is a pure function of (store, configuration, seed, shard number), so it may be built anywhere, in any order and
-again.
+A shard depends only on (store, configuration, seed, shard number), so shards can be built anywhere and in any order.
 """
 
 import shutil
@@ -28,17 +27,14 @@ from bert_pretrain.make_data.pairs import (
 from bert_pretrain.make_data.plan import Plan, locate_slices, shard_slices
 from bert_pretrain.make_data.token_store import ShardText
 
-RECORDS = ".records"
-"""The folder of what is known about finished shards, in an output that is not complete."""
+RECORDS = ".records"  # folder of the records of finished shards, until the output is complete
 CLAIM = "claim"
-DONORS = (0, 64, 4096)
-"""How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
 
 
 def open_records(plan: Plan) -> None:
-    """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan.
+    """Create the output folders, remove leftovers of killed writers, and write the claim of this plan.
 
-    What is known of shards that another plan has built, as before an upgrade of a library, is removed.
+    The records of another plan's shards are removed, for example after the upgrade of a library.
     """
     claim = plan.output / RECORDS / CLAIM
     if claim.is_file() and claim.read_text(encoding="utf-8") != plan.claim:
@@ -50,24 +46,25 @@ def open_records(plan: Plan) -> None:
 
 
 def shard_name(split: str, number: int) -> str:
-    """Return the file of a shard, relative to the data folder."""
+    """Return the path of a shard in the data folder."""
     return f"{split}/{number:05d}.parquet"
 
 
 def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str | None]:
-    """Build and write a shard, given by split and number, unless it is there undamaged; returns any damage found too.
+    """Build and write a shard, given as (split, number), unless it exists undamaged.
 
-    What is known of it, as JSON: its `record`, its `statistics`, and `token_counts` of its text before masking.
+    Returns its JSON result and a description of the damage, if any. The result has the shard's `record`, its
+    `statistics`, and the `token_counts` of its text before masking.
     """
     split, number = shard
     file = plan.output / RECORDS / f"{split}-{number:05d}.json"
     damage = None
     if file.exists():
         try:
-            known = read_json(file)
-            damage = damage_of(plan.output, ShardRecord(**known["record"]), whole=True)
+            result = read_json(file)
+            damage = damage_of(plan.output, ShardRecord(**result["record"]), check_hash=True)
             if damage is None:
-                return known, None
+                return result, None
         except DataError:
             damage = "has a damaged record"
     result = _build(plan, split, number)
@@ -91,34 +88,38 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
-    # The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
+    # On a cluster, this task may still run after its command was killed and another one has taken over the output.
     if (plan.output / RECORDS / CLAIM).read_text(encoding="utf-8") != plan.claim:
-        raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
+        raise DataError("another command writes to this output", where=str(plan.output), remedy="wait for that command")
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)
     if config.next_sentence != "none":
-        is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, max_tokens)
-        statistics["single_sentence_spans"] = int(is_single[: text.num_own_slices].sum())
+        is_single = (text.num_slice_sentences > 0) & ~slices_with_windows(text, max_tokens)
+        statistics["single_sentence_spans"] = int(is_single[: text.num_shard_slices].sum())
     counts = summary.pack_counts(examples, tokenizer)
     return {"record": record.as_json(), "statistics": statistics, "token_counts": counts}
 
 
-def _read_text(plan: Plan, split: str, own: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
-    """Read a shard's text; for next-sentence pairs with donors, where all windows would come from one document."""
+def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
+    """Read the text of a shard's slices, (3, slices).
+
+    Next-sentence pairs need two documents. If all windows come from one, slices of other shards are read too, as donors
+    of random Bs: first a few, then many.
+    """
     look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
-    for num_donors in DONORS:
+    for num_donors in (0, 64, 4096):
         positions = np.arange(num_documents)
         if num_donors < num_documents:
             positions = stream("lenders").integers(0, num_documents, num_donors)
         donors = locate_slices(plan, split, positions)
-        donors = donors[:, ~np.isin(donors[0], own[0]) & ~plan.is_left_out(donors[0])]
-        slices = np.concatenate([own, donors], axis=1)
-        text = plan.store.read(slices, look_ahead_tokens, donors.shape[1])
-        of_windows = slices[0, slices_with_windows(text, plan.max_tokens)]
-        if plan.config.next_sentence != "nsp" or len(np.unique(of_windows)) != 1:
+        donors = donors[:, ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])]
+        with_donors = np.concatenate([slices, donors], axis=1)
+        text = plan.store.read(with_donors, look_ahead_tokens, donors.shape[1])
+        documents = with_donors[0, slices_with_windows(text, plan.max_tokens)]
+        if plan.config.next_sentence != "nsp" or len(np.unique(documents)) != 1:
             return text
     raise InputError(
-        f"only one document of the {split} split has two sentences, so there is no other to take a random B from",
+        f"only one document of the {split} split has two sentences, so no other document can give a random B",
         where=f"{num_documents:,} documents",
         remedy=summary.SINGLE_SENTENCES_REMEDY,
     )

@@ -1,6 +1,6 @@
-"""The dry run of `make-data`: rows, disk and hours, estimated from a sample before anything is written.
+"""The dry run of `make-data`: estimate examples, memory, disk space and time from a sample.
 
-The beginnings of some inputs go through the same steps as in a real run, in a temporary folder; the result is scaled.
+The start of some inputs goes through the steps of a real run, in a temporary folder. The results are scaled.
 """
 
 import codecs
@@ -36,22 +36,13 @@ from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 16 << 20
-MIN_SOURCES, MAX_SOURCES = 16, 512
-_NEW_WORDS = 0.55
-"""Tokenising a word for the first time takes long; text of n times the length has about n to this power as many."""
-_START_SECONDS = 2.0
-_INGEST_BYTES, _BUILD_BYTES, _BUILD_BYTES_PER_TOKEN = 230 << 20, 150 << 20, 37
-"""Anonymous memory of a worker: at least, of a shard without tokens, and for each token of a shard."""
+MIN_SOURCES, MAX_SOURCES = 16, 512  # inputs to sample
 _BLOCK_BYTES = 1 << 13
-_AHEAD_BYTES = 2 << 20
-"""How far to read beyond a sample to learn its share."""
-_MAX_AHEAD_BYTES = 64 << 20
-"""The same where nothing more of the compressed file has to be read: a kilobyte may hold gigabytes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The output and the resources of a whole run, estimated."""
+    """The estimated output and resources of a run."""
 
     documents: float
     tokens: float
@@ -60,20 +51,19 @@ class Estimate:
     store_bytes: float
     shard_bytes: float
     core_seconds: float
-    times_seen: float
-    """How often an epoch sees the text of the training split."""
+    times_seen: float  # how often an epoch sees the text of the training split
     worker_bytes: float
     copies: int
 
     def describe(self, workers: int) -> str:
         """Return the estimate as aligned lines for the terminal."""
-        duration = duration_text(float(math.ceil(_START_SECONDS + self.core_seconds / workers)))
+        duration = duration_text(float(math.ceil(2.0 + self.core_seconds / workers)))  # 2 seconds to start
         return (
-            "estimated from a sample; nothing is written\n"
+            "dry run: estimated from a sample, nothing is written\n"
             f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
             f"training   {self.rows:,.0f} examples; {self.held_out:,.0f} for validation\n"
             f"           {summary.describe_times(self.times_seen, self.copies)}\n"
-            f"memory     {_bytes(self.worker_bytes)} for each worker\n"
+            f"memory     {_bytes(self.worker_bytes)} per worker\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
         )
@@ -83,37 +73,35 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, looks: bool = False) -> Estimate:
-    """Estimate a whole run of `make-data` from a sample; with `looks`, of sources that were resolved without."""
+def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, examine: bool = False) -> Estimate:
+    """Estimate a run of `make-data` from a sample. With `examine`, open the sampled sources to detect their format."""
     data = config.data
-    places, others, sizes, repeats = map(np.array, zip(*_choose(sources), strict=True))
-    chosen = [sources[place] for place in places]
-    if looks:
+    indices, represented, sizes, repeats = map(np.array, zip(*_choose(sources), strict=True))
+    chosen = [sources[index] for index in indices]
+    if examine:
         chosen = [examined(source, data, whole_words=tokenizer.whole_words) for source in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        samples, shares = _samples(folder, chosen, sizes, data)
-        scales = others / shares
-        shard, seconds = _store(folder, samples, tokenizer, data)
+        samples, shares = _read_samples(folder, chosen, sizes, data)
+        scales = represented / shares
+        shard, first_seconds, store_seconds = _write_store(folder, samples, tokenizer, data)
         counts = shard["parts"]
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
-            raise InputError(
-                "the inputs hold no text", where=sources[0].location, remedy="give files with text in them"
-            )
+            where, remedy = sources[0].location, "give files that contain text"
+            raise InputError("the inputs contain no text", where=where, remedy=remedy)
         corpus = summary.join_corpus([[each] for each in counts], [shard])
         summary.warn_of_unknown_tokens(corpus, chosen)
         summary.warn_of_repeated_sentences(corpus)
-        if len(chosen) == len(sources) and (scales == 1).all():  # nothing is left to be estimated
+        if len(chosen) == len(sources) and (scales == 1).all():  # the sample is the whole corpus
             summary.checked_plan(TokenStore(folder, 1), corpus, chosen, tokenizer, folder / "plan", data)
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
-            # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
+            # The sample has no second document for random Bs, but the corpus may. `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        # What only the first shard of a process takes is not scaled.
-        _build(folder, counts, chosen, tokenizer, data, "first")
-        begin = time.process_time()
-        built, text_tokens = _build(folder, counts, chosen, tokenizer, data, "data")
-        build_seconds = time.process_time() - begin
+        _build(folder / "first", counts, chosen, tokenizer, data)  # start-up costs of a process are not scaled
+        start = time.process_time()
+        built, text_tokens = _build(folder / "data", counts, chosen, tokenizer, data)
+        build_seconds = time.process_time() - start
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         summary.warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
@@ -122,32 +110,33 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     scale = float(scaled.sum() / tokens.sum())
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
-    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the whole text
+    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the corpus
     held_out = _held_out_share(scaled, sources, chosen, data) * distinct
-    length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
-    seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
-    per_shard = length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
+    mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
+    times_seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
+    shard_tokens = mean_length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
     return Estimate(
         documents=sum(
-            each["documents"] * (number if source.boundary == "file" else by)
-            for each, number, by, source in zip(counts, others, scales, chosen, strict=True)
+            each["documents"] * (num_inputs if source.boundary == "file" else by)
+            for each, num_inputs, by, source in zip(counts, represented, scales, chosen, strict=True)
         ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
         held_out=scale * held_out * rows,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
-        core_seconds=scale * (seconds[1] + copies * build_seconds) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
-        times_seen=seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
-        worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
+        # The first run also tokenises new words. Their number grows with about the 0.55th power of the text's length.
+        core_seconds=scale * (store_seconds + copies * build_seconds) + (first_seconds - store_seconds) * scale**0.55,
+        times_seen=times_seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
+        worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenising, building a shard
         copies=data.dupe_factor,
     )
 
 
-def _samples(
+def _read_samples(
     folder: Path, sources: Sequence[Source], sizes: np.ndarray, config: DataConfig
 ) -> tuple[list[ByteRange], np.ndarray]:
-    """Read samples of `sizes` bytes; return them, and the share of its source's text that each is."""
+    """Read samples of `sizes` bytes, and return them with the share of its source that each sample is."""
     samples, shares = [], []
     for number, source in enumerate(progress_bar(sources, desc="sample", unit="input")):
         sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), config)
@@ -156,25 +145,25 @@ def _samples(
     return samples, np.array(shares)
 
 
-def _store(
+def _write_store(
     folder: Path, samples: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig
-) -> tuple[dict[str, Any], list[float]]:
-    """Write the samples' store shard; returns its record, and the seconds of a first and of a second time.
+) -> tuple[dict[str, Any], float, float]:
+    """Write the store shard of the samples twice, and return its summary and the seconds of both runs.
 
-    The second time all words are known.
+    The second run finds all words in the tokenizer's cache.
     """
     seconds = []
     for number in (1, 0):
-        begin = time.process_time()
+        start = time.process_time()
         shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, config)
-        seconds.append(time.process_time() - begin)
-    return shard, seconds
+        seconds.append(time.process_time() - start)
+    return shard, seconds[0], seconds[1]
 
 
 def _held_out_share(
     tokens: np.ndarray, sources: Sequence[Source], chosen: Sequence[Source], config: DataConfig
 ) -> float:
-    """Return the share of the tokens, given by chosen source, that is held out."""
+    """Return the share of held-out tokens, given the tokens of each chosen source."""
     held_out = float(tokens[[source.is_validation for source in chosen]].sum() / tokens.sum())
     if not held_out or is_mix(sources, config):
         held_out += config.validation_fraction * (1 - held_out)
@@ -182,73 +171,65 @@ def _held_out_share(
 
 
 def _build(
-    folder: Path,
-    counts: list[dict[str, int]],
-    sources: Sequence[Source],
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    name: str,
+    output: Path, counts: list[dict[str, int]], sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfig
 ) -> tuple[list[dict[str, Any]], int]:
-    """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
+    """Build the shards of one copy of the sample, and return their results and the number of tokens of the text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     sources = [replace(source, weight=1.0, is_validation=False) for source in sources]
-    plan, _ = make_plan(TokenStore(folder, 1), counts, sources, tokenizer, folder / name, once)
+    plan, _ = make_plan(TokenStore(output.parent, 1), counts, sources, tokenizer, output, once)
     open_records(plan)
     return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]
 
 
 def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
-    """Return which inputs to sample, large and small ones apart, and of each: for how many inputs it stands, how many
-    bytes to read, and how many inputs equal it. Of equal inputs one is chosen.
+    """Choose the inputs to sample, separately for large and small inputs. Only one of equal inputs is sampled.
+
+    Returns for each: its index, how many inputs it represents, how many bytes to read, and how many inputs equal it.
     """
     sizes = [source.size for source in sources]
     is_large = [size is None or size >= SAMPLE_BYTES // MIN_SOURCES for size in sizes]
-    of_size: dict[int | None, list[int]] = {}
-    for place, size in enumerate(sizes):
-        of_size.setdefault(size, []).append(place)
+    by_size: dict[int | None, list[int]] = {}
+    for index, size in enumerate(sizes):
+        by_size.setdefault(size, []).append(index)
     equal: dict[int, list[int]] = {}
     chosen = []
-    for group in ([place for place, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
-        known = np.array([sizes[place] or SAMPLE_BYTES for place in group], dtype=np.int64)
+    for group in ([index for index, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
+        known = np.array([sizes[index] or SAMPLE_BYTES for index in group], dtype=np.int64)
         number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(known.mean())))
         rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
         size = SAMPLE_BYTES // len(rows) // len(set(is_large))
-        others = float(known.sum() / known[rows].sum())
+        represented = float(known.sum() / known[rows].sum())
         firsts: Counter[tuple[int, int]] = Counter()  # the first of equal inputs, and how many there are
-        for place in (group[row] for row in rows.tolist()):
-            if place not in equal:
-                equal |= _equal_inputs(sources, of_size[sizes[place]])
-            firsts[equal[place][0], len(equal[place])] += 1
-        chosen += [(place, others * times, size, repeats) for (place, repeats), times in firsts.items()]
+        for index in (group[row] for row in rows.tolist()):
+            if index not in equal:
+                equal |= _equal_inputs(sources, by_size[sizes[index]])
+            firsts[equal[index][0], len(equal[index])] += 1
+        chosen += [(index, represented * times, size, repeats) for (index, repeats), times in firsts.items()]
     return sorted(chosen)
 
 
-def _equal_inputs(sources: Sequence[Source], places: Sequence[int]) -> dict[int, list[int]]:
-    """Return, for each of some inputs of equal size, those that are used alike and begin with the same bytes.
+def _equal_inputs(sources: Sequence[Source], indices: Sequence[int]) -> dict[int, list[int]]:
+    """Map each of some inputs of the same size to its equals: same split, same weight and same first bytes.
 
-    Of datasets and URLs, that is not asked.
+    Datasets and URLs equal only themselves.
     """
     equal: dict[int, list[int]] = {}
     kinds: dict[tuple[object, ...], list[int]] = {}
-    for place in places:
-        source, kind = sources[place], tuple[object, ...]((place,))
-        if len(places) > 1 and source.is_local and source.size:
+    for index in indices:
+        source, kind = sources[index], tuple[object, ...]((index,))
+        if len(indices) > 1 and source.is_local and source.size:
             with open(source.location, "rb") as file:
-                beginning = hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
-            kind = source.is_validation, source.weight, beginning
-        equal[place] = kinds.setdefault(kind, [])
-        equal[place].append(place)
+                kind = source.is_validation, source.weight, hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
+        equal[index] = kinds.setdefault(kind, [])
+        equal[index].append(index)
     return equal
 
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
-    """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
+    """Copy the start of an input to `path`, and return it as a byte range with its share of the input."""
     if source.format in TEXT_FORMATS:
         try:
-            with (
-                open_raw(source.location) as raw,
-                as_utf8(decompress(raw, source.location), source.encoding) as file,
-            ):
+            with open_raw(source.location) as raw, as_utf8(decompress(raw, source.location), source.encoding) as file:
                 if source.format == "json":
                     content = _first_elements(file, source, size, config.max_record_bytes)
                 else:
@@ -276,26 +257,26 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
 
 
 def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
-    """Return which share of an input its first `num_bytes` are, which have been read from `file`.
+    """Return the share of an input that its first `num_bytes` are, after they were read from `file`.
 
-    A decompressor has read further in `raw` than what it gave so far: up to 128 KiB, or a block of 900 KB. What it
-    gives before it has to read more is what those bytes hold.
+    A decompressor reads `raw` ahead of its output: by up to 128 KiB, or by a block of 900 KB. So the output is read on
+    until `raw` moves, for up to 64 MiB, as a kilobyte can unpack to gigabytes, and then for 2 MiB more.
     """
-    position, held = raw.tell(), num_bytes
+    position, total_bytes = raw.tell(), num_bytes
     measured = None
-    while held < num_bytes + (_AHEAD_BYTES if measured else _MAX_AHEAD_BYTES):
+    while total_bytes < num_bytes + ((2 << 20) if measured else (64 << 20)):
         block = file.read(_BLOCK_BYTES)
         if not block:
-            return num_bytes / held
+            return num_bytes / total_bytes
         if raw.tell() != position:
-            measured, position = (position, held), raw.tell()
-        held += len(block)
-    position, held = measured or (position, held)
-    return min(1.0, position / size * num_bytes / held) if size else 1.0
+            measured, position = (position, total_bytes), raw.tell()
+        total_bytes += len(block)
+    position, total_bytes = measured or (position, total_bytes)
+    return min(1.0, position / size * num_bytes / total_bytes) if size else 1.0
 
 
 def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
-    """Return elements from the beginning of a JSON array, as JSON lines."""
+    """Return the first elements of a JSON array as JSON lines."""
     blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
     lines: list[bytes] = []
     num_bytes = 0
@@ -308,12 +289,12 @@ def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -
 
 
 def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
-    """Read on from where `content` ends to the end of a record, or until the record is larger than allowed."""
+    """Read the rest of the last record of `content`, up to the maximum size of a record."""
     if format_ == "txt":
         return b""
     rest = [file.readline(max_bytes + 1)]
     num_bytes = len(rest[0])
-    if format_ == "csv":  # where a quoted field may contain line ends
+    if format_ == "csv":  # a quoted field may contain line ends
         quotes = content.count(b'"') + rest[0].count(b'"')
         while quotes % 2 and num_bytes <= max_bytes and (line := file.readline(max_bytes + 1)):
             rest.append(line)

@@ -1,16 +1,16 @@
-"""Raw text to the token store: the inputs in byte ranges, each group of them one store shard, on all workers.
+"""Raw text to the token store: workers turn groups of byte ranges of the inputs into store shards.
 
-A store shard is read, split into sentences, tokenised and appended, block by block: memory is bounded by a block,
-for byte ranges and documents of any size. What is dropped is counted by reason.
+Text is read, split into sentences, tokenised and appended block by block, so memory does not grow with the size of byte
+ranges or documents. Dropped text is counted by reason.
 """
 
-import contextlib
 import hashlib
 import heapq
 import itertools
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
@@ -44,40 +44,39 @@ from bert_pretrain.text.tokenizer import Tokenizer
 LARGE_ARCHIVE_BYTES = 4 << 20
 MAX_SENTENCE_TOKENS = 256
 BLOCK_CHARACTERS = 4 << 20
-COUNTED_AT_ONCE = 1 << 13
-MAX_COUNTED, MAX_REPEATED = 1 << 17, 1000  # distinct sentences in memory, and reported for a store shard
-REPEATED_CHARACTERS = 200  # of each, which tell it from others
+COUNT_BLOCK_SENTENCES = 1 << 13
+MAX_COUNTED, MAX_REPORTED = 1 << 17, 1000  # distinct sentences counted in memory and reported per store shard
 _CUTS, _SUMMARY = "parts.json", "summary.json"
 
 
 def ingest(
     sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], TokenStore]:
-    """Fill the token store; returns the statistics of the corpus, and the store."""
+    """Fill the token store, and return the statistics of the corpus and the store."""
     if config.word_segmenter is not None:
-        jieba()  # before its version is asked for
+        jieba()  # a clear error if it is missing; `store_key` needs its version
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder, waits=True):  # for another command with these inputs, whose store serves this one too
+    with exclusive(folder, waits=True):  # another command may be filling the same store
         remove_temporaries(folder)
         groups = _cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
         work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
         try:
             results = list(run_each(work, tasks, workers=pool, description="tokenise", **progress))
-        except InputError:  # the same command would be refused again
+        except InputError:  # running the same command again would fail too, so the unpacked text is of no use
             _remove_unpacked(folder)
             raise
-        remove_temporaries(folder)  # of workers that were killed while this process was not
+        remove_temporaries(folder)  # left by workers that were killed
         _remove_unpacked(folder)
     for (parts, shard), (_, damage) in zip(tasks, results, strict=True):
         if damage:
-            print(f"the token store was damaged, {shard}: {damage}; tokenised again from {parts[0].name} on")
-    summaries = [found for found, _ in results]
-    counts = (counts for found in summaries for counts in found["parts"])
-    of_parts = zip(itertools.chain.from_iterable(groups), counts, strict=True)
-    of_inputs = itertools.groupby(of_parts, key=lambda pair: pair[0].source)
-    corpus = summary.join_corpus([[each for _, each in group] for _, group in of_inputs], summaries)
+            print(f"the token store was damaged, {shard}: {damage}; tokenised {parts[0].name} and following again")
+    summaries = [shard_summary for shard_summary, _ in results]
+    counts = itertools.chain.from_iterable(shard_summary["parts"] for shard_summary in summaries)
+    by_part = zip(itertools.chain.from_iterable(groups), counts, strict=True)
+    by_input = itertools.groupby(by_part, key=lambda pair: pair[0].source)
+    corpus = summary.join_corpus([[each for _, each in group] for _, group in by_input], summaries)
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     boundaries = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
@@ -90,14 +89,12 @@ def ingest(
 
 
 def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
-    """Return the byte ranges of all inputs, in order and in groups, the same in every run with this store.
+    """Return groups of byte ranges of all inputs, in order. The cuts are saved in the store and reused by later runs.
 
-    A few large archives, or files that are not UTF-8, would keep only as many cores busy: they are first unpacked into
-    the store, as UTF-8, until all of it is tokenised. Where the inputs were cut is recorded in the store.
+    A few large archives or files that are not UTF-8 would leave cores idle, because each is one task. They are unpacked
+    into the store as UTF-8 and removed when everything is tokenised.
     """
-    archives = [
-        source for source in sources if source.is_local and source.has_documents_at_lines and source.needs_decoding
-    ]
+    archives = [each for each in sources if each.is_local and each.has_documents_at_lines and each.needs_decoding]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
     large = large if len(archives) <= MAX_SAMPLED_SOURCES else []
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
@@ -109,26 +106,22 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
             list(run_each(_ensure_unpacked, tasks, workers=pool, description="unpack", unit="B", weights=weights))
         part_bytes = documents.part_bytes_of(sources)
         parts = [documents.cut(source, part_bytes, unpacked.get(source.location)) for source in sources]
-        bounds = [[(part.start, part.stop) for part in of_source] for of_source in parts]
+        bounds = [[(part.start, part.stop) for part in source_parts] for source_parts in parts]
         write_checked_json(store / _CUTS, {"part_bytes": part_bytes, "parts": bounds})
-    cuts = read_json(store / _CUTS, f"remove the folder {store}: it is a cache, and is made again")
-    parts_of_all = (
+    cuts = read_json(store / _CUTS, f"remove the folder {store}: it is a cache and will be written again")
+    ranges = (
         ByteRange(source, start, stop, unpacked.get(source.location))
         for source, bounds in zip(sources, cuts["parts"], strict=True)
         for start, stop in bounds
     )
-    return documents.group(parts_of_all, cuts["part_bytes"])
+    return documents.group(ranges, cuts["part_bytes"])
 
 
 def _ensure_unpacked(part: ByteRange) -> None:
-    """Unpack the archive of a byte range, if it is needed and not there."""
+    """Unpack the archive of a byte range, if there is one and it is not unpacked yet."""
     if part.unpacked is None or part.unpacked.exists():
         return
-    with (
-        ByteRange(part.source).open() as packed,
-        atomic_path(part.unpacked) as temporary,
-        temporary.open("wb") as file,
-    ):
+    with ByteRange(part.source).open() as packed, atomic_path(part.unpacked) as temporary, temporary.open("wb") as file:
         try:
             shutil.copyfileobj(packed, file, 1 << 20)
         except READ_ERRORS as error:
@@ -143,9 +136,9 @@ def _remove_unpacked(store: Path) -> None:
 def ensure_store_shard(
     tokenizer: Tokenizer, config: DataConfig, shard: tuple[Sequence[ByteRange], Path]
 ) -> tuple[dict[str, Any], str | None]:
-    """Write a store shard, given by its byte ranges and folder, unless it is there undamaged.
+    """Write a store shard, given as (byte ranges, folder), unless it exists undamaged.
 
-    Returns its summary, and any damage found.
+    Returns its summary, and a description of the damage, if any.
     """
     parts, folder = shard
     damage = None
@@ -156,53 +149,46 @@ def ensure_store_shard(
         shutil.rmtree(folder)
     for part in parts:
         _ensure_unpacked(part)
-    found = write_store_shard(parts, folder, tokenizer, config)
+    shard_summary = write_store_shard(parts, folder, tokenizer, config)
     try:
         documents.check_unchanged(parts)
     except InputError:
         shutil.rmtree(folder)
         raise
-    return found, damage
+    return shard_summary, damage
 
 
 def write_store_shard(
     parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> dict[str, Any]:
-    """Tokenise byte ranges of inputs into a store shard, which appears whole or not at all; returns its summary."""
-    counts: Counter[str] = Counter()
+    """Tokenise byte ranges of the inputs into a store shard, atomically, and return its summary."""
     with atomic_folder(folder) as temporary:
-        with contextlib.ExitStack() as stack:
-            writer = _Writer(temporary, tokenizer, config, len(parts), counts, stack)
+        with ExitStack() as stack:
+            writer = _StoreWriter(temporary, tokenizer, config, len(parts), stack)
             for number, part in enumerate(parts):
                 splitter = SentenceSplitter(part.source.splitter, config.language)
-                for document in documents.read(part, config, counts):
+                for document in documents.read(part, config, writer.counts):
                     sentences = splitter.split(document.text, ends_document=document.ends_document)
                     writer.add(sentences, len(document.text), number if document.ends_document else None)
             writer.write()
-        found = writer.summary()
-        write_json(temporary / _SUMMARY, found)
+        shard_summary = writer.summary()
+        write_json(temporary / _SUMMARY, shard_summary)
         seal_folder(temporary)
-    return found
+    return shard_summary
 
 
-class _Writer:
-    """Appends sentences to the arrays of a store shard, a block of them at once."""
+class _StoreWriter:
+    """Appends sentences to the arrays of a store shard, block by block."""
 
     def __init__(
-        self,
-        folder: Path,
-        tokenizer: Tokenizer,
-        config: DataConfig,
-        num_parts: int,
-        counts: Counter[str],
-        stack: contextlib.ExitStack,
+        self, folder: Path, tokenizer: Tokenizer, config: DataConfig, num_parts: int, stack: ExitStack
     ) -> None:
         def column(name: str, dtype: Any) -> GrowingArray:
             return stack.enter_context(GrowingArray(folder / f"{name}.npy", dtype))
 
         self._encoder = _encoder(tokenizer)
         self._unk_id = tokenizer.unk_id
-        self._counts = counts
+        self.counts: Counter[str] = Counter()  # repairs and drops by reason
         self._ids = column("ids", tokenizer.id_dtype)
         self._sentence_offsets = column("sentence_offsets", np.int64)
         self._is_continuation = column("is_continuation", bool)
@@ -212,46 +198,46 @@ class _Writer:
         self._sentence_offsets.append(np.zeros(1))
         self._document_offsets.append(np.zeros(1))
         self._clear()
-        # Stored sentences, read sentences, tokens and [UNK], written so far and up to the end of the last document.
+        # Numbers of stored sentences, read sentences, tokens and [UNK]: in all, and up to the end of the last document.
         self._written = self._at_last_end = np.zeros(4, dtype=np.int64)
-        self._hash = hashlib.blake2b(digest_size=8)  # of the document that has begun and not ended
-        self._of_parts = np.zeros((num_parts, 4), dtype=np.int64)  # documents, sentences, tokens, [UNK]
+        self._hash = hashlib.blake2b(digest_size=8)  # of the document that has not ended yet
+        self._part_counts = np.zeros((num_parts, 4), dtype=np.int64)  # documents, sentences, tokens, [UNK]
         self._documents_by_sentences: Counter[int] = Counter()
-        self._seen: Counter[str] = Counter()  # sentences, by their beginnings
+        self._repeats: Counter[str] = Counter()  # occurrences of sentences, by their first characters
         self._num_counted = 0
 
     def _clear(self) -> None:
         self._sentences: list[str] = []
-        self._ends: list[tuple[int, int]] = []  # of documents: the number of sentences there, and the byte range
+        self._ends: list[tuple[int, int]] = []  # of documents: number of sentences so far, and byte range
         self._num_characters = 0
 
-    def add(self, sentences: list[str], num_characters: int, ends_in_part: int | None) -> None:
-        """Add sentences of a document; if it ends with them, it is one of that byte range."""
+    def add(self, sentences: list[str], num_characters: int, part: int | None) -> None:
+        """Add sentences of a document. If it ends with them, `part` is the byte range that counts it, else None."""
         self._sentences += sentences
         self._num_characters += num_characters
-        if ends_in_part is not None:
-            self._ends.append((len(self._sentences), ends_in_part))
+        if part is not None:
+            self._ends.append((len(self._sentences), part))
         if self._num_characters >= BLOCK_CHARACTERS:
             self.write()
 
     def write(self) -> None:
-        """Tokenise and write the sentences that were added, and the documents that end among them."""
+        """Tokenise and write the sentences added since the last call, and the ends of their documents."""
         ids, lengths = self._encode(self._sentences)
         self._count_repeated(self._sentences)
-        # A sentence of control characters alone has no token; a document of such sentences is empty.
+        # A sentence of control characters has no token. A document of such sentences counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
-        self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
+        self.counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
         offsets, first_stored = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
         is_continuation = np.ones(len(offsets) - 1, dtype=bool)
         is_continuation[first_stored[:-1]] = False
         num_unk = ragged.offsets_of(ids == self._unk_id)
-        ends, parts = np.array([*self._ends, (len(lengths), 0)], dtype=np.int64).T  # and the end of the block
+        ends, parts = np.array([*self._ends, (len(lengths), 0)], dtype=np.int64).T  # the last one is the block's end
         sentences, stored = kept_before[ends], first_stored[kept_before[ends]]
         totals = self._written[:, None] + np.stack([stored, sentences, offsets[stored], num_unk[offsets[stored]]])
-        counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # of each document, (4, documents)
+        counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # (4, documents)
         kept = np.flatnonzero(counts[2])
-        self._counts["empty_documents"] += counts.shape[1] - len(kept)
-        np.add.at(self._of_parts, parts[kept], np.stack([np.ones_like(kept), *counts[1:, kept]], axis=1))
+        self.counts["empty_documents"] += counts.shape[1] - len(kept)
+        np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[1:, kept]], axis=1))
         self._documents_by_sentences.update(counts[1, kept].tolist())
         self._document_offsets.append(totals[0, kept])
         self._document_hashes.append(self._hashes(ids, offsets[stored[kept]]))
@@ -263,61 +249,65 @@ class _Writer:
         self._clear()
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of sentences, and ids per sentence; with a segmenter, write which of them continue a word."""
+        """Return the ids of sentences, and the number of ids per sentence. With a segmenter, write `continues_word`."""
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
-        ids, places, offsets = self._encoder.encode_chunks(text, starts)
-        lengths = np.diff(offsets[np.append(np.searchsorted(places, starts), len(places))])
+        ids, chunk_starts, offsets = self._encoder.encode_chunks(text, starts)
+        lengths = np.diff(offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))])
         if self._continues_word is not None:
             continues = np.zeros(len(ids), dtype=bool)
-            continues[offsets[:-1][continues_word(text, places)]] = True
+            continues[offsets[:-1][continues_word(text, chunk_starts)]] = True
             self._continues_word.append(continues)
         return ids, lengths
 
     def _hashes(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the hashes of the documents that end at these tokens, (ends,) uint64; hash those after the last."""
+        """Return the hashes of the documents that end at these tokens, (ends,) uint64.
+
+        Tokens after the last end go into the hash of the next document.
+        """
         hashes = []
-        for begin, end in itertools.pairwise([0, *ends.tolist()]):
-            self._hash.update(ids[begin:end].data)
+        for start, end in itertools.pairwise([0, *ends.tolist()]):
+            self._hash.update(ids[start:end].data)
             hashes.append(int.from_bytes(self._hash.digest(), "little"))
             self._hash = hashlib.blake2b(digest_size=8)
         self._hash.update(ids[ends[-1] if len(ends) else 0 :].data)
         return np.array(hashes, dtype=np.uint64)
 
     def _count_repeated(self, sentences: list[str]) -> None:
-        """Count sentences. Whenever there are too many, those that occur once are forgotten: memory is bounded."""
+        """Count sentences by their first 200 characters. To bound memory, drop the rarest when there are too many."""
         while sentences:
-            number = COUNTED_AT_ONCE - self._num_counted % COUNTED_AT_ONCE  # the same for blocks of any size
-            self._seen.update([sentence[:REPEATED_CHARACTERS] for sentence in sentences[:number]])
+            # Drops happen after fixed numbers of sentences, so the counts do not depend on the size of blocks.
+            number = COUNT_BLOCK_SENTENCES - self._num_counted % COUNT_BLOCK_SENTENCES
+            self._repeats.update([sentence[:200] for sentence in sentences[:number]])
             self._num_counted += min(number, len(sentences))
-            if len(self._seen) > MAX_COUNTED and self._num_counted % COUNTED_AT_ONCE == 0:
-                self._seen = Counter(_frequent(self._seen, MAX_COUNTED // 2))
+            if len(self._repeats) > MAX_COUNTED and self._num_counted % COUNT_BLOCK_SENTENCES == 0:
+                self._repeats = Counter(_frequent(self._repeats, MAX_COUNTED // 2))
             sentences = sentences[number:]
 
     def summary(self) -> dict[str, Any]:
-        """Return what was written: of each byte range, documents by their sentences, and drops by reason."""
+        """Return the counts of each byte range and of the store shard, for its `summary.json`."""
         return {
-            "parts": [dict(zip(summary.TEXT_COUNTS, of_part, strict=True)) for of_part in self._of_parts.tolist()],
+            "parts": [dict(zip(summary.TEXT_COUNTS, counts, strict=True)) for counts in self._part_counts.tolist()],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
-            "repairs_and_drops": +self._counts,
-            "repeated": [[sentence, count] for sentence, count in _frequent(self._seen, MAX_REPEATED).items()],
+            "repairs_and_drops": +self.counts,
+            "repeated": [[sentence, count] for sentence, count in _frequent(self._repeats, MAX_REPORTED).items()],
         }
 
 
 def _frequent(counts: Counter[str], number: int) -> dict[str, int]:
-    """Return the most frequent sentences of those that occur more than once."""
+    """Return the `number` most frequent sentences that occur more than once."""
     repeated = [(-count, sentence) for sentence, count in counts.items() if count > 1]
     return {sentence: -count for count, sentence in heapq.nsmallest(number, repeated)}
 
 
 @lru_cache(maxsize=1)
 def _encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the encoder of a process, which has a table of the words of the text before."""
+    """Return the encoder of this process, which caches words that it has tokenised."""
     return Encoder(tokenizer)
 
 
 class GrowingArray:
-    """A one-dimensional `.npy` file that is appended to; its header has the size once it is closed."""
+    """A one-dimensional `.npy` file that grows. Its header is complete when it is closed."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
         self.size = 0
@@ -326,12 +316,11 @@ class GrowingArray:
         self._write_header()
 
     def append(self, values: np.ndarray) -> None:
-        """Write further values."""
         self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
         self.size += len(values)
 
     def _write_header(self) -> None:
-        # numpy leaves room in a header for its first dimension to grow.
+        # numpy leaves room in the header for a larger first dimension.
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
         self._file.seek(0)
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -344,35 +333,35 @@ class GrowingArray:
             self._write_header()
 
 
-def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return which chunks of valid UTF-8, (bytes,) uint8, are CJK characters inside a word, (chunks,) bool.
+def continues_word(text: np.ndarray, chunk_starts: np.ndarray) -> np.ndarray:
+    """Return which chunks are CJK characters inside a word, (chunks,) bool.
 
-    They begin at `places`, ascending, (chunks,); a CJK character is a chunk of its own, so that only a segmenter, which
-    looks at the text itself, shows words.
+    `text` is valid UTF-8, (bytes,) uint8. `chunk_starts` ascend, (chunks,). The tokenizer makes every CJK character a
+    chunk, so the words are found by a segmenter.
     """
     leads = cjk_leads(text)
     if leads is None:
-        return np.zeros(len(places), dtype=bool)
-    is_inside = leads[places] & ~_word_begins(text)[places]
-    is_inside[1:] &= leads[places[:-1]] & (np.diff(places) == 3)
+        return np.zeros(len(chunk_starts), dtype=bool)
+    is_inside = leads[chunk_starts] & ~_word_starts(text)[chunk_starts]
+    is_inside[1:] &= leads[chunk_starts[:-1]] & (np.diff(chunk_starts) == 3)
     is_inside[:1] = False
     return is_inside
 
 
-def _word_begins(text: np.ndarray) -> np.ndarray:
-    """Mark the first byte of every word, (bytes,) bool."""
+def _word_starts(text: np.ndarray) -> np.ndarray:
+    """Return whether each byte is the first of a word, (bytes,) bool."""
     words = jieba().cut(text.tobytes().decode())
     characters = np.flatnonzero((text & 0xC0) != 0x80)
-    begins = np.zeros(len(text), dtype=bool)
-    offsets = np.cumsum(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
-    assert offsets[-1] == len(characters)
-    begins[characters[offsets[:-1]]] = True
-    begins[0] = True
-    return begins
+    is_start = np.zeros(len(text), dtype=bool)
+    ends = np.cumsum(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
+    assert ends[-1] == len(characters)
+    is_start[characters[ends[:-1]]] = True
+    is_start[0] = True
+    return is_start
 
 
 def jieba() -> Any:
-    """Return the segmenter, or raise a ConfigError where it is not installed."""
+    """Import the segmenter. Raise ConfigError if it is not installed."""
     otherwise = ", or mask single characters: --set data.word_segmenter=characters"
     with needs_extra("chinese", "whole Chinese words", where="data.word_segmenter", otherwise=otherwise):
         import rjieba

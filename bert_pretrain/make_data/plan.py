@@ -1,7 +1,7 @@
-"""The plan of a build: which documents take part, how many shards each split has, and which documents each gets.
+"""The plan of a build: which documents are used, how many shards each split has, and which documents each shard gets.
 
-Documents are known by their numbers in the token store, and assigned by keyed permutations, without a table of them;
-long ones in several slices. Weighted inputs take part in more or fewer of the copies.
+Documents are identified by their numbers in the token store, and assigned to shards by keyed permutations instead of a
+table. Long documents are divided into slices. The weight of an input decides in how many copies it is used.
 """
 
 import hashlib
@@ -25,76 +25,66 @@ from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 
-MAX_SLICE_TOKENS = 1 << 15
-SLICES_PER_SHARD = 16
+# If more of the text would be held out, `make-data` warns, and `run auto` plans no validation split.
 MAX_HELD_OUT_SHARE = 0.1
-"""Share of the text above which held-out documents give a warning, and `run auto` plans none."""
 BUCKET_DOCUMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the shards of a data folder are built from; small, since it is sent with every shard to build.
+    """Everything needed to build the shards of a data folder. It is sent with every task, so it is kept small.
 
-    The store holds the training inputs first. A permutation of their documents begins with those that are held out, and
-    continues with those for training. A split is a list of positions: its documents, then the slices after the first of
-    its long documents. For every copy, another permutation assigns them to shards.
+    In the store, training inputs come before validation inputs. A permutation of the training documents puts the
+    held-out ones first. A split is a list of positions: its documents, then the further slices of its long documents.
+    For every copy, another permutation assigns these positions to shards.
     """
 
     store: TokenStore
     tokenizer: Tokenizer
     output: Path
     config: DataConfig
-    first_documents: tuple[int, ...]
-    """The number of the first document of each input, with the total at the end."""
-    copies: tuple[float, ...]
-    """Copies of each input's documents; a fraction is the share of them in one more copy."""
-    num_training: int
-    """Documents of the inputs that are not for validation."""
-    num_held_out: int = 0
-    """How many of these are held out."""
-    left_out_file: Path | None = None
-    """An `.npy` file of the numbers of documents that take part nowhere, ascending; None if all take part."""
+    first_documents: tuple[int, ...]  # the first document of each input, with the total at the end
+    copies: tuple[float, ...]  # of each input's documents; a fraction is the share of them in one more copy
+    num_training: int  # documents of the training inputs
+    num_held_out: int = 0  # how many of these are held out
+    left_out_file: Path | None = None  # .npy of the numbers of documents that are not used, ascending; None if all are
+    # .npy (3, documents): the long documents, ascending; their numbers of slices; whether they are for validation
     long_file: Path | None = None
-    """An `.npy` file (3, documents): the numbers of long documents, ascending, the slices of each, and whether it is
-    for validation."""
-    shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shards per copy of each split that has documents."""
-    tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens of each split, each document counted once."""
+    shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each split that has documents
+    tokens: dict[str, int] = field(default_factory=dict)  # of each split; every document counts once
 
     @property
     def shards(self) -> list[tuple[str, int]]:
-        """The shards to build, each as its split and its number there."""
+        """The shards to build, as (split, number)."""
         return [(split, number) for split, copies in self.shards_per_copy.items() for number in range(sum(copies))]
 
     @property
     def held_out_share(self) -> float:
-        """Validation tokens as a share of all tokens that take part."""
+        """Validation tokens as a share of all tokens used."""
         return self.tokens.get("validation", 0) / max(1, sum(self.tokens.values()))
 
     @property
     def claim(self) -> str:
-        """Keys that distinguish the shards of this plan from those of another; inputs may be moved."""
-        of_inputs = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
-        config = self.config.model_dump(mode="json", exclude=of_inputs)
+        """Text that is different for plans with different shards. It does not depend on the paths of inputs."""
+        input_keys = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
+        config = self.config.model_dump(mode="json", exclude=input_keys)
         inputs = hashlib.sha256(repr((self.first_documents, self.copies, self.num_training)).encode()).hexdigest()
         return json.dumps([self.store.folder.name, self.tokenizer.hash, config, inputs, library_versions()])
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of A and B together at most."""
+        """The maximum number of tokens of A and B together."""
         return self.config.max_seq_length - NUM_SPECIAL
 
     @property
     def left_out(self) -> np.ndarray:
-        """The numbers of documents that take part nowhere, ascending."""
+        """The numbers of documents that are not used, ascending."""
         if self.left_out_file is None:
             return np.zeros(0, dtype=np.int64)
         return np.asarray(np.load(self.left_out_file, mmap_mode="r"))
 
     def is_left_out(self, numbers: np.ndarray) -> np.ndarray:
-        """Return which documents take part nowhere, (numbers,) bool."""
+        """Return which documents are not used, (numbers,) bool."""
         left_out = self.left_out
         if len(left_out) == 0:
             return np.zeros(len(numbers), dtype=bool)
@@ -102,22 +92,22 @@ class Plan:
         return left_out[rows] == numbers
 
     def inputs_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the input that each document comes from, (numbers,)."""
+        """Return the input of each document, (numbers,)."""
         return np.searchsorted(self.first_documents, numbers, side="right") - 1
 
     def tokens_by_input(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the tokens of documents, ascending, by input, (inputs,)."""
+        """Return the total tokens of documents by input, (inputs,). `numbers` must ascend."""
         tokens = np.zeros(len(self.copies), dtype=np.int64)
         np.add.at(tokens, self.inputs_of(numbers), self.store.sizes_of(numbers)[1])
         return tokens
 
     def num_documents(self, split: str) -> int:
-        """Return how many documents a split has, those left out among them."""
+        """Return the number of documents of a split, including those that are left out."""
         num_for_training = self.num_training - self.num_held_out
         return num_for_training if split == "train" else self.store.num_documents - num_for_training
 
     def documents_at(self, split: str, positions: np.ndarray) -> np.ndarray:
-        """Return the documents of a split at positions below their number."""
+        """Return the documents at positions of a split, which are below `num_documents(split)`."""
         if split == "train":
             return self._in_order(self.num_training, self.num_held_out + positions)
         if self.num_held_out == 0:
@@ -129,7 +119,7 @@ class Plan:
         return Permutation(number, self.config.seed, "split")(positions) if number else positions
 
     def long_documents(self, split: str) -> np.ndarray:
-        """Return the numbers of a split's documents of several slices, ascending, and the slices of each, (2, …)."""
+        """Return the numbers of a split's long documents, ascending, and their numbers of slices, (2, documents)."""
         assert self.long_file is not None
         numbers, slices, is_held_out = np.load(self.long_file)
         return np.stack([numbers, slices])[:, is_held_out == (split == "validation")]
@@ -143,10 +133,10 @@ def make_plan(
     output: Path,
     config: DataConfig,
 ) -> tuple[Plan, Counter[str]]:
-    """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
+    """Leave out duplicates, hold out documents for validation, and compute the number of shards of each copy.
 
-    The store is complete, with enough documents for the objective. `inputs` are the counts of each source; sources for
-    validation are the last. Returns the plan, and how many documents are left out, by reason.
+    `inputs` are the counts of each source; validation sources come last. The store must be complete and have enough
+    documents for the objective. Returns the plan, and the number of documents left out by reason.
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if source.is_validation else config.dupe_factor * source.weight for source in sources)
@@ -161,43 +151,41 @@ def make_plan(
     held_out = np.sort(plan.documents_at("validation", np.arange(plan.num_documents("validation"))))
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
-    of_splits = {"train": int((tokens - tokens_held_out).sum()), "validation": int(tokens_held_out.sum())}
+    train_tokens = tokens - tokens_held_out
+    split_tokens = {"train": int(train_tokens.sum()), "validation": int(tokens_held_out.sum())}
+    shares = [np.clip(np.array(copies) - copy, 0, 1) for copy in range(int(np.ceil(max(copies))))]  # of each input
     by_copy = {
-        "train": [
-            float(((tokens - tokens_held_out) * np.clip(np.array(copies) - copy, 0, 1)).sum())
-            for copy in range(int(np.ceil(max(copies))))
-        ],
-        "validation": [float(of_splits["validation"])],
+        "train": [float((train_tokens * share).sum()) for share in shares],
+        "validation": [float(split_tokens["validation"])],
     }
     shards = {
-        split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in tokens_of_copies)
-        for split, tokens_of_copies in by_copy.items()
+        split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in copy_tokens)
+        for split, copy_tokens in by_copy.items()
         if plan.num_documents(split)
     }
-    # Small enough that a shard holds slices of many documents, large enough that few windows meet a slice's end.
-    slice_tokens = config.examples_per_shard * plan.max_tokens // SLICES_PER_SHARD
-    slice_tokens = min(MAX_SLICE_TOKENS, max(8 * plan.max_tokens, slice_tokens))
+    # Slices are small enough that a shard has text of many documents, and large enough that few windows end with one.
+    slice_tokens = min(1 << 15, max(8 * plan.max_tokens, config.examples_per_shard * plan.max_tokens // 16))
     long, long_tokens = store.documents_longer_than(slice_tokens)
     slices = np.stack([long, -(-long_tokens // slice_tokens), np.isin(long, held_out)])
     long_file = _save(store, "long-documents", slices)
-    return replace(plan, long_file=long_file, shards_per_copy=shards, tokens=of_splits), left_out
+    return replace(plan, long_file=long_file, shards_per_copy=shards, tokens=split_tokens), left_out
 
 
 def _save(store: TokenStore, name: str, values: np.ndarray) -> Path:
-    """Save an array of a plan in the store, to which it belongs, under a name of its content."""
+    """Save an array of a plan in the store, under a name that has the hash of its content."""
     file = store.folder / f"{name}-{hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()[:16]}.npy"
     save_array(file, values)
     return file
 
 
 def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
-    """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
+    """Return the numbers of duplicate documents to leave out, ascending, and their number by reason.
 
-    Of equal documents one of the input of highest priority (inputs,), infinity for validation, is kept, the first of
-    them. They are found by hashes of their ids, bucket by bucket, so that memory does not grow with their number.
+    Among equal documents, the first one of the input with the highest priority (inputs,) is kept. The priority of
+    validation inputs is infinite. Documents are compared by hash and length, bucket by bucket to bound memory.
     """
     num_buckets = -(-plan.store.num_documents // BUCKET_DOCUMENTS)
-    found = [np.zeros(0, dtype=np.int64)]
+    duplicates = [np.zeros(0, dtype=np.int64)]
     counts: Counter[str] = Counter()
     for bucket in range(num_buckets):
         numbers, hashes, lengths = _bucket(plan.store, bucket, num_buckets)
@@ -206,45 +194,45 @@ def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Co
         numbers, hashes, lengths, priority = numbers[order], hashes[order], lengths[order], priority[order]
         is_first = np.ones(len(numbers), dtype=bool)
         is_first[1:] = (hashes[1:] != hashes[:-1]) | (lengths[1:] != lengths[:-1])
-        kept = priority[is_first][np.cumsum(is_first) - 1]  # for each document, the priority of the one that is kept
+        kept = priority[is_first][np.cumsum(is_first) - 1]  # the priority of the document that is kept instead
         num_leaks = int((np.isinf(kept) & ~np.isinf(priority)).sum())
         counts["documents_also_in_validation"] += num_leaks
         counts["duplicate_documents"] += int((~is_first).sum()) - num_leaks
-        found.append(numbers[~is_first])
-    return np.sort(np.concatenate(found)), +counts
+        duplicates.append(numbers[~is_first])
+    return np.sort(np.concatenate(duplicates)), +counts
 
 
 def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return number, hash and tokens of the documents whose hash falls in a bucket."""
+    """Return the numbers, hashes and lengths in tokens of the documents in a bucket of hashes."""
     numbers, hashes, lengths = [], [], []
     for index, (first, last) in enumerate(itertools.pairwise(store.first_documents)):
         if first == last:
             continue
         document_hashes = store.map(index, "document_hashes")
-        own = np.flatnonzero(document_hashes % np.uint64(num_buckets) == bucket)
-        numbers.append(own + first)
-        hashes.append(document_hashes[own])
-        lengths.append(store.document_sizes(index, own)[1])
+        selected = np.flatnonzero(document_hashes % np.uint64(num_buckets) == bucket)
+        numbers.append(selected + first)
+        hashes.append(document_hashes[selected])
+        lengths.append(store.document_sizes(index, selected)[1])
     return np.concatenate(numbers), np.concatenate(hashes), np.concatenate(lengths)
 
 
-def documents_needed(config: DataConfig) -> int:
-    """Return how many documents a split needs: a random B comes from another document than A."""
+def min_documents(config: DataConfig) -> int:
+    """Return how many documents a split needs. A random B comes from another document than A."""
     return 2 if config.next_sentence == "nsp" else 1
 
 
 def _num_held_out(plan: Plan) -> int:
-    """Return how many training documents are held out: the fraction, but at least two, of few as the objective needs.
+    """Return how many training documents are held out: the configured fraction, but at least two.
 
-    A single document is not divided; it is for training.
+    Of a small corpus, the minimum is what the objective needs. A corpus of one document has no validation split.
     """
-    config, needed = plan.config, documents_needed(plan.config)
+    config, needed = plan.config, min_documents(plan.config)
     limit = plan.num_training - needed
     if not config.validation_fraction or limit < needed:
         return 0
-    least = needed if plan.num_training < MIN_CORPUS_DOCUMENTS else 2
-    count = min(max(least, round(config.validation_fraction * plan.num_training)), limit)
-    missing = needed  # documents held out that must give examples
+    minimum = needed if plan.num_training < MIN_CORPUS_DOCUMENTS else 2
+    count = min(max(minimum, round(config.validation_fraction * plan.num_training)), limit)
+    missing = needed  # held-out documents that must give examples
     for first in range(0, limit, 1024):
         numbers = plan.documents_at("train", np.arange(first, min(first + 1024, limit)))
         ascending = np.argsort(numbers)
@@ -260,19 +248,16 @@ def _num_held_out(plan: Plan) -> int:
 
 
 def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
-    """Return the slices assigned to a shard, (3, slices) as `TokenStore.read` takes them.
-
-    There may be none, where most of its documents are left out.
-    """
+    """Return the slices of a shard, (3, slices) as for `TokenStore.read`. Empty if all its documents are left out."""
     ends = np.cumsum(plan.shards_per_copy[split])
     copy = int(np.searchsorted(ends, number, side="right"))
     num_shards = plan.shards_per_copy[split][copy]
     position = number - int(ends[copy]) + num_shards
     num_slices = plan.num_documents(split) + int((plan.long_documents(split)[1] - 1).sum())
-    # The names of random streams decide what is drawn, so they never change.
+    # The names of random streams decide the draws, so they never change.
     assignment = Permutation(num_slices, plan.config.seed, "deal", split=split, copy=copy)
-    begin, end = ((position + side) * num_slices // num_shards for side in (0, 1))
-    slices = locate_slices(plan, split, assignment(np.arange(begin, end)))
+    start, end = ((position + side) * num_slices // num_shards for side in (0, 1))
+    slices = locate_slices(plan, split, assignment(np.arange(start, end)))
     documents = slices[0]
     is_in = ~plan.is_left_out(documents)
     if split == "train":
@@ -282,16 +267,19 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
 
 
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
-    """Return the slices of a split at positions, (3, positions): the first of each document, then further ones."""
+    """Return the slices at positions of a split, (3, positions) as for `TokenStore.read`.
+
+    The positions are first the first slices of all documents, then the further slices of the long documents.
+    """
     num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
-    firsts = ragged.offsets_of(num_slices - 1)  # of the further slices
+    offsets = ragged.offsets_of(num_slices - 1)  # of the further slices
     slices = np.ones((3, len(positions)), dtype=np.int64)
-    documents, which, of = slices
-    is_extra = positions >= num_documents
-    rows = positions[is_extra] - num_documents
-    documents[~is_extra], which[~is_extra] = plan.documents_at(split, positions[~is_extra]), 0
-    owners = np.searchsorted(firsts, rows, side="right") - 1
-    documents[is_extra], which[is_extra] = long[owners], 1 + rows - firsts[owners]
+    documents, which, count = slices
+    is_further = positions >= num_documents
+    rows = positions[is_further] - num_documents
+    documents[~is_further], which[~is_further] = plan.documents_at(split, positions[~is_further]), 0
+    owners = np.searchsorted(offsets, rows, side="right") - 1
+    documents[is_further], which[is_further] = long[owners], 1 + rows - offsets[owners]
     is_long = np.isin(documents, long)
-    of[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
+    count[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
     return slices

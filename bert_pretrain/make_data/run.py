@@ -1,7 +1,7 @@
 """Stage 2, `make-data`: raw text and a tokenizer to shards of examples.
 
-Text is tokenised once into the token store; shards are built from it; the manifest is written last. Finished work is
-kept, so the same command resumes after any interruption.
+Text is tokenised into the token store, shards are built from it, and the manifest is written last. Finished work is
+kept, so the same command resumes after an interruption.
 """
 
 import shutil
@@ -27,13 +27,12 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import start_of_text, with_language
+from bert_pretrain.text.languages import with_language
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
 from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
-SOURCES_FOR_ACCENTS, ACCENT_CHARACTERS = 4, 1 << 16
 
 
 def make_data(
@@ -52,12 +51,12 @@ def make_data(
 ) -> Path:
     """Write a data folder and return its path.
 
-    The arguments are the options of the command `make-data`. `store` is `.token-store` next to `output` when None;
-    `lowercase` is the casing of a tokenizer whose folder does not state it.
+    The arguments are the options of the command `make-data`. `store` defaults to `.token-store` next to `output`.
+    `lowercase` is the casing of a tokenizer whose folder does not specify it.
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    # A dry run opens only what it samples, unless the identity of all is compared with an output that exists.
+    # A dry run opens only the inputs that it samples, unless it needs the identity of all to compare with the output.
     looks = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
     cores = workers or available_cores()
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks, workers=cores)
@@ -66,29 +65,29 @@ def make_data(
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer, looks=not looks).describe(cores))
+        print(estimate(config, sources, tokenizer, examine=not looks).describe(cores))
         return output
     with exclusive(output):
         progress = manifest.claim(output, "data", identity, overwrite=overwrite)
         remove_temporaries(output)
         if progress is Progress.COMPLETE:
-            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end
+            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed after the manifest
             damage = _damage(output, tokenizer, verify=verify)
             if damage is None:
-                print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
+                print(f"up to date{', all shards verified' if verify else ''}: {output}")
                 return output
-            print(f"{damage}; the data is built again")
+            print(f"{damage}; rebuilding the data")
             manifest.reopen(output)
         stores.mkdir(parents=True, exist_ok=True)
-        # A cluster checks that its workers see the same files; URLs mean the same to all.
+        # A cluster checks that its workers see the same local files.
         files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
             corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
             splits = _build_splits(plan, corpus, pool)
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
-        _write_columns(output, list(splits))
-        body = _body(config, tokenizer, sources, corpus, splits)
+        _write_dataset_card(output, list(splits))
+        body = _manifest_body(config, tokenizer, sources, corpus, splits)
         manifest.complete(output, "data", identity, body)
         shutil.rmtree(output / build.RECORDS, ignore_errors=True)
         print(f"{summary.describe(body)}\ndata folder: {output}")
@@ -96,38 +95,38 @@ def make_data(
 
 
 def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) -> None:
-    """Warn of a vocabulary that strips accents which `vocab` would keep for this text."""
+    """Warn if the vocabulary strips accents that `vocab` would keep for this text."""
     if not tokenizer.strips_accents:
         return
-    chosen = evenly_spaced(sources, min(len(sources), SOURCES_FOR_ACCENTS))
-    samples = (start_of_text(examined(source, config.data), config.data) for source in chosen)
-    text = "\n".join(sample[:ACCENT_CHARACTERS] for sample in samples)
+    chosen = evenly_spaced(sources, min(len(sources), 4))
+    samples = (beginning(examined(source, config.data), config.data) for source in chosen)
+    text = "\n".join(sample[: 1 << 16] for sample in samples)
     lowercase = bool(tokenizer.settings["do_lower_case"])
     loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)
     if keeps_accents(loss, config.data.language):
         print(
             f"warning: the vocabulary strips accents, which changes {loss.describe()}\n"
-            "  hint: build one from this text by 'bert-pretrain vocab', which keeps accents where they matter"
+            "  hint: build one from this text with 'bert-pretrain vocab', which keeps accents that matter"
         )
 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return all that decides the bytes of the output."""
-    reading = config.data.model_dump(
+    """Return everything that decides the bytes of the output."""
+    data = config.data.model_dump(
         mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
     )
-    if isinstance(config.data.document_boundary, dict):  # by locations, which may change; the inputs have theirs
-        reading["document_boundary"] = "auto"
+    if isinstance(config.data.document_boundary, dict):  # has paths, which may change; inputs have their boundary
+        data["document_boundary"] = "auto"
     return {
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
         "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
-        "data": reading,
+        "data": data,
     }
 
 
 def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
-    """Return what differs in a finished folder from what was written, None where nothing does."""
+    """Describe the damage of a finished folder; None if there is none."""
     try:
         DataFolder.open(output, "--output", verify=verify).tokenizer()
     except DataError as error:
@@ -139,7 +138,7 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], Plan]:
-    """Tokenise all text, check that it suffices, and plan the shards; returns the statistics of the corpus too."""
+    """Tokenise all text, check that there is enough, and return the statistics of the corpus and the plan."""
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)
@@ -148,7 +147,7 @@ def _ingest(
 
 
 def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, dict[str, Any]]:
-    """Build all shards; where that is refused, leave the output empty, so that another command may use it."""
+    """Build all shards. If the input is refused, leave the output empty for another command."""
     try:
         splits = _build_shards(plan, pool)
         summary.check_splits(splits, corpus, plan)
@@ -160,7 +159,7 @@ def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, d
 
 
 def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
-    """Build all shards; returns the manifest's entries of the splits."""
+    """Build all shards, and return the entries of the splits in the manifest."""
     build.open_records(plan)
     built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
     results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
@@ -171,43 +170,35 @@ def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
         if damage:
             print(f"{build.shard_name(split, number)} {damage}; rebuilt")
     for split in results:
-        remove_temporaries(plan.output / split)  # of workers that were killed while this process was not
-    entries = {split: summary.join_split(found, plan.config) for split, found in results.items()}
+        remove_temporaries(plan.output / split)  # left by workers that were killed
+    entries = {split: summary.join_split(shards, plan.config) for split, shards in results.items()}
     for split, entry in entries.items():
-        seen = sum(each["statistics"]["maskable_tokens"] for each in results[split])
-        entry["statistics"]["times_text_is_seen"] = round(seen / max(1, plan.tokens[split]), 4)
+        num_tokens = sum(each["statistics"]["maskable_tokens"] for each in results[split])
+        entry["statistics"]["times_text_is_seen"] = round(num_tokens / max(1, plan.tokens[split]), 4)
         entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     return entries
 
 
-def _body(
-    config: Config,
-    tokenizer: Tokenizer,
-    sources: list[Source],
-    corpus: Mapping[str, Any],
-    splits: Mapping[str, Any],
+def _manifest_body(
+    config: Config, tokenizer: Tokenizer, sources: list[Source], corpus: Mapping[str, Any], splits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the manifest says of the finished folder."""
+    names = {False: "train", True: "validation"}
+    inputs = [
+        {"location": each.location, **each.identity, "split": names[each.is_validation], "weight": each.weight}
+        for each in sources
+    ]
     return {
         "config": {"data": config.data.model_dump(mode="json")},
         "seed": config.data.seed,
         "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-        "inputs": [
-            {
-                "location": source.location,
-                **source.identity,
-                "split": "validation" if source.is_validation else "train",
-                "weight": source.weight,
-            }
-            for source in sources
-        ],
+        "inputs": inputs,
         "corpus": corpus,
         "splits": splits,
     }
 
 
-def _write_columns(output: Path, splits: Sequence[str]) -> None:
-    """List the columns of splits that differ in them: `datasets` wants one set, and fills in null."""
+def _write_dataset_card(output: Path, splits: Sequence[str]) -> None:
+    """List all columns in a README.md if the splits have different ones. `datasets` then fills the others with null."""
     schemas = [pq.read_schema(output / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) > 1:
         columns = ((field.name, field.type) for field in pa.unify_schemas(schemas))

@@ -1,8 +1,7 @@
-"""Statistics of the text and of the examples, and the refusals and warnings that follow from them.
+"""Statistics of the text and the examples, and the errors and warnings that follow from them.
 
-Each shard reports sums, the manifest joins them into shares. They are counted in the finished examples, not taken from
-the configuration, so they can be compared with it. All are dictionaries as JSON has them: store shards, records of
-shards and the manifest hold them as they are.
+Each shard reports sums, and the manifest has the shares. Everything is counted in the finished examples, so it can be
+compared with the configuration. All statistics are JSON dictionaries in store shards, shard records and the manifest.
 """
 
 import base64
@@ -17,27 +16,24 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed, make_plan
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, make_plan, min_documents
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
-LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
-"""Names of the share of the label 0, by objective."""
-FREQUENT, MAX_REPEATED_SHARE = 10, 0.05  # occurrences of a sentence; share of all that are of frequent ones
-TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")
-"""Counts of each input and of each byte range."""
+LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}  # names of the share of label 0, by objective
+TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")  # counts of each input and each byte range
+FREQUENT = 10  # a sentence that occurs more often counts as repeated
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
     "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
     "files also --set data.next_sentence=sop)"
 )
-_OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 
 def measure(examples: Examples, tokenizer: Tokenizer) -> dict[str, int]:
-    """Return sums over the examples of a shard; those of what it does without are absent."""
+    """Return sums over the examples of a shard. Sums of labels or masks are absent if the examples have none."""
     ids = examples.input_ids
     sums = {
         "examples": len(examples),
@@ -54,34 +50,34 @@ def measure(examples: Examples, tokenizer: Tokenizer) -> dict[str, int]:
         sums["shown_as_mask"] = int(is_mask.sum())
         sums["shown_as_original"] = int((is_kept & ~is_mask).sum())
         sums["shown_as_random"] = int((~is_kept & ~is_mask).sum())
-        # [UNK] is counted in the text, before masking.
+        # [UNK] is counted before masking.
         sums["unk_tokens"] += int((originals == tokenizer.unk_id).sum()) - int((shown == tokenizer.unk_id).sum())
     return sums
 
 
 def pack_counts(examples: Examples, tokenizer: Tokenizer) -> str:
-    """Return how often each token occurs before masking, as text for JSON."""
+    """Return the count of each token before masking, as text for JSON."""
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size)
     counts[[tokenizer.cls_id, tokenizer.sep_id]] = 0
     return base64.b64encode(zlib.compress(counts.astype("<u4").tobytes())).decode()
 
 
 def unpack_counts(packed: str) -> np.ndarray:
-    """Return the counts of `pack_counts`, (vocab_size,)."""
+    """Return the counts from `pack_counts`, (vocab_size,)."""
     return np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<u4").astype(np.int64)
 
 
 def unigram_entropy(counts: np.ndarray, train_counts: np.ndarray) -> float:
-    """Return the loss in nats per token of a model that knows only how frequent each token is in training.
+    """Return the loss in nats per token of a model that predicts the token frequencies of the training split.
 
-    `counts` are those of the split that is predicted; for training itself this is the entropy of its tokens.
+    `counts` are the token counts of the predicted split.
     """
     frequencies = (train_counts + UNSEEN_COUNT) / (train_counts + UNSEEN_COUNT).sum()
     return round(float(-(counts * np.log(frequencies)).sum()) / max(int(counts.sum()), 1), 6)
 
 
 def join_split(shards: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[str, Any]:
-    """Join the records and statistics of the shards of one split to its entry in the manifest."""
+    """Return the entry of a split in the manifest, from the results of its shards."""
     sums: Counter[str] = Counter()
     for shard in shards:
         sums.update(shard["statistics"])
@@ -111,27 +107,25 @@ def join_split(shards: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[
 def join_corpus(
     parts_of_inputs: Sequence[Sequence[dict[str, int]]], store_shards: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Join the counts of the byte ranges of each input, and the summaries of the store shards: the entry `corpus`."""
+    """Return the entry `corpus` of the manifest, from the byte ranges of each input and the store shards' summaries."""
     inputs = [{name: sum(part[name] for part in parts) for name in TEXT_COUNTS} for parts in parts_of_inputs]
     sums = {name: sum(each[name] for each in inputs) for name in TEXT_COUNTS}
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
     repeated: Counter[str] = Counter()
     for summary in store_shards:
-        for text, count in summary["repeated"]:
-            repeated[text] += count
+        repeated.update(dict(summary["repeated"]))
         sentences.update(dict(summary["sentences_a_document"]))
         reasons.update(summary["repairs_and_drops"])
+    median = 0.0
+    if sentences:
+        median = float(np.quantile(list(sentences), 0.5, weights=list(sentences.values()), method="inverted_cdf"))
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
-        "median_sentences_per_document": float(
-            np.quantile(list(sentences), 0.5, weights=list(sentences.values()), method="inverted_cdf")
-        )
-        if sentences
-        else 0.0,
+        "median_sentences_per_document": median,
         "repairs_and_drops": join_reasons(reasons),
         "repeated_sentences": {
             "share": _share(sum(count for count in repeated.values() if count > FREQUENT), sums["sentences"]),
@@ -142,8 +136,8 @@ def join_corpus(
     }
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def describe(manifest: Mapping[str, Any]) -> str:
@@ -161,22 +155,19 @@ def describe(manifest: Mapping[str, Any]) -> str:
         if name == "train":
             notes.append(describe_times(statistics["times_text_is_seen"], copies))
         if single := statistics["drops"].get("single_sentence_spans"):
-            notes.append(f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair")
+            notes.append(f"left out: {single:,} documents or ends of documents with one sentence, which give no pair")
         lines.append(
             f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
             f"{statistics['mean_length_tokens']:.1f} per example"
         )
         lines += [f"{'':<11}{note}" for note in notes]
-    drops = {
-        **corpus["repairs_and_drops"],
-        **{f"{name}, left out": count for name, count in corpus["left_out"].items()},
-    }
-    lines += [f"{'corpus':<11}{line}" for line in describe_reasons(drops)]
+    left_out = {f"{name}, left out": count for name, count in corpus["left_out"].items()}
+    lines += [f"{'corpus':<11}{line}" for line in describe_reasons(corpus["repairs_and_drops"] | left_out)]
     return "\n".join(lines)
 
 
 def describe_times(times: float, copies: int) -> str:
-    """Return how often an epoch sees the text, on average; a sentence that a window cuts begins the next one again."""
+    """Describe how often an epoch sees the text. A sentence that was cut starts the next window again."""
     return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
 
 
@@ -190,14 +181,14 @@ def _describe_masks(metrics: dict[str, Any]) -> str:
 
 
 def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
-    """Warn of sentences that occur very often, such as those of web pages' frames: training stays at their frequencies.
+    """Warn of sentences that occur very often, such as the menus of web pages, which would dominate training.
 
-    The share is a lower bound: a sentence counts where a store shard has it twice or more.
+    The share is a lower bound: a store shard counts only the sentences that it has at least twice.
     """
     share, commonest = corpus["repeated_sentences"].values()
-    if share > MAX_REPEATED_SHARE:
+    if share > 0.05:
         print(
-            f"warning: {share:.0%} or more of the sentences occur over {FREQUENT} times, most often {commonest!r}\n"
+            f"warning: at least {share:.0%} of the sentences occur over {FREQUENT} times, most often {commonest!r}\n"
             "  hint: remove them first (docs/cleaning.md)"
         )
 
@@ -208,8 +199,8 @@ def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) ->
         if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
             share = counts["unk_tokens"] / counts["tokens"]
             print(
-                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
-                "language and casing?"
+                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; check that the vocabulary is for "
+                "this language and casing"
             )
 
 
@@ -221,9 +212,9 @@ def checked_plan(
     output: Path,
     config: DataConfig,
 ) -> Plan:
-    """Plan the shards of a corpus, which gets its `left_out`; refuse too few documents, and warn of large ones.
+    """Plan the shards, and set `corpus["left_out"]`. Raise InputError for too few documents, and warn of large ones.
 
-    Those that equal another one do not count.
+    Duplicates do not count.
     """
     _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
     plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
@@ -233,35 +224,36 @@ def checked_plan(
 
 
 def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
-    """Refuse inputs with too few documents, given the number of each."""
+    """Raise InputError if there are too few documents, given the number of each source."""
     for is_validation in (False, True) if config.validation else (False,):
         chosen = [source for source in sources if source.is_validation is is_validation]
         number = sum(n for n, source in zip(documents, sources, strict=True) if source.is_validation is is_validation)
-        of = "inputs held out for validation" if is_validation else "inputs"
+        name = "validation inputs" if is_validation else "inputs"
         where = ", ".join(source.location for source in chosen[:3]) + (" …" if len(chosen) > 3 else "")
         if number == 0:
-            raise InputError(f"the {of} hold no text", where=where, remedy="give files with text in them")
-        needed = documents_needed(config) * (2 if config.validation_fraction and not config.validation else 1)
+            raise InputError(f"the {name} contain no text", where=where, remedy="give files that contain text")
+        needed = min_documents(config) * (2 if config.validation_fraction and not config.validation else 1)
         if number < needed and config.next_sentence == "nsp":
             finer = finer_boundary(chosen)
             raise InputError(
-                f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document "
-                f"and needs at least {needed}",
+                f"the {name} have {number} document(s); next-sentence prediction takes a random B from another "
+                f"document and needs at least {needed}",
                 where=where,
-                remedy="--set data.next_sentence=sop, which takes both sentences from one document; or give more "
+                remedy="--set data.next_sentence=sop, which takes both segments from one document; or give more "
                 f"documents{finer and f'; or {finer}'}",
             )
 
 
 def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
-    """Refuse a corpus with too little text besides duplicates, before its shards are built."""
+    """Raise InputError if too few documents are left without duplicates."""
     ends = {"training": (0, plan.num_training), "validation": (plan.num_training, plan.store.num_documents)}
-    needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
-    for name, (begin, end) in ends.items():
-        gone = int(np.diff(np.searchsorted(plan.left_out, (begin, end)))[0])
-        if gone and end - begin - gone < needed:
+    needed = min_documents(plan.config) * (2 if plan.num_held_out else 1)
+    for name, (start, end) in ends.items():
+        num_left_out = int(np.diff(np.searchsorted(plan.left_out, (start, end)))[0])
+        remaining = end - start - num_left_out
+        if num_left_out and remaining < needed:
             raise InputError(
-                f"without duplicates {end - begin - gone} of {end - begin:,} documents are left for {name}, at least "
+                f"without duplicates, {remaining} of {end - start:,} documents remain for {name}, but at least "
                 f"{needed} are needed",
                 where=", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in left_out.items()),
                 remedy="give other text, or keep duplicates with --set data.drop_duplicates=no",
@@ -269,28 +261,28 @@ def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
 
 
 def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn where documents are few, or so large that too much of the text is held out, with what divides it further."""
+    """Warn if there are few documents, or if they are so large that too much or nothing is held out."""
     inputs = [source for source in sources if not source.is_validation]
     number = sum(counts["documents"] for counts, _ in zip(corpus["inputs"], inputs, strict=False))
-    found = [few] if (few := few_documents(number)) else []
-    remedies = [finer_boundary(inputs)]
+    problems, hints = [few_documents(number)], [finer_boundary(inputs)]
+    other_text = "--set 'data.validation=[FILE]' holds out another file"
     if plan.config.validation_fraction and len(inputs) == len(sources):
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
-            found.append(f"{plan.held_out_share:.0%} of the text is held out for validation")
-            remedies.append(f"{_OTHER_TEXT}, --set data.validation_fraction=0 nothing")
+            problems.append(f"{plan.held_out_share:.0%} of the text is held out for validation")
+            hints.append(f"{other_text}, --set data.validation_fraction=0 holds out nothing")
         elif plan.num_documents("validation") == 0:
-            found.append("nothing is held out for validation")
-            remedies.append(_OTHER_TEXT)
-    if found:
-        print(f"warning: {'; '.join(found)}\n  hint: {'; or '.join(filter(None, remedies))}")
+            problems.append("nothing is held out for validation")
+            hints.append(other_text)
+    if any(problems):
+        print(f"warning: {'; '.join(filter(None, problems))}\n  hint: {'; or '.join(filter(None, hints))}")
 
 
 def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], plan: Plan) -> None:
-    """Refuse splits without examples, and warn when much of the text cannot be paired."""
+    """Raise InputError for a split without examples, and warn if much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
             raise InputError(
-                f"the {name} split has no document of two sentences, so no pair can be made",
+                f"the {name} split has no document of two sentences, so it gives no pair",
                 where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
                 remedy=SINGLE_SENTENCES_REMEDY,
             )
@@ -299,7 +291,7 @@ def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], p
 
 
 def warn_of_single_sentences(single: int, corpus: dict[str, Any], config: DataConfig) -> None:
-    """Warn when much of the text is spans of a single sentence, which cannot be paired."""
+    """Warn if many documents, or ends of documents, are a single sentence, which cannot be paired."""
     if config.next_sentence == "none":
         return
     share = single / (corpus["documents"] * config.dupe_factor)

@@ -1,9 +1,8 @@
-"""The token store: text as ids, tokenised once for everything that is made from it later; `ingest.py` writes it.
+"""The token store: a cache of the tokenised text, written by `ingest.py`.
 
-A store is a folder of store shards, one for each group of byte ranges of the inputs. It is a cache: its key covers all
-that decides the ids, and it may be deleted. A store shard has the arrays `ids`, `sentence_offsets` (into ids),
-`is_continuation` (of each sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter,
-`continues_word` (of each id), as `.npy` files.
+A store is a folder of store shards, one per group of byte ranges of the inputs. Its key covers everything that decides
+the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_offsets` (into ids), `is_continuation` (per
+sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter, `continues_word` (per id).
 """
 
 import hashlib
@@ -29,7 +28,7 @@ STORE_VERSION = 8
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
-    """Return the name of the store that holds these inputs as ids: a hash of all that decides them."""
+    """Return the name of the store of these inputs: a hash of everything that decides the ids."""
     libraries = ["tokenizers", "sentencex", *(["rjieba"] if config.word_segmenter else [])]
     content = [
         STORE_VERSION,
@@ -42,14 +41,13 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
 
 
 def store_shard_folder(store: Path, number: int) -> Path:
-    """Return the folder of a store shard."""
     return store / f"part-{number:05d}"
 
 
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split lists longer than `limit` into nearly equal units.
+    """Split lists longer than `limit` into units of nearly equal length.
 
-    Returns the offsets of the units, and for each list the number of its first unit (with the total at the end).
+    Returns the offsets of the units (units + 1,), and the number of each list's first unit (lists + 1,).
     """
     lengths = np.diff(offsets)
     units = np.maximum(1, -(-lengths // limit))
@@ -57,50 +55,49 @@ def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]
     if first_units[-1] == len(lengths):
         return offsets, first_units
     within = ragged.positions_within(first_units)
-    begins = np.repeat(offsets[:-1], units) + within * np.repeat(lengths, units) // np.repeat(units, units)
-    return np.append(begins, offsets[-1]), first_units
+    starts = np.repeat(offsets[:-1], units) + within * np.repeat(lengths, units) // np.repeat(units, units)
+    return np.append(starts, offsets[-1]), first_units
 
 
 @dataclass(frozen=True)
 class ShardText:
-    """The text that a shard is made from: slices of documents, each with its look-ahead."""
+    """The text of a shard: slices of documents, each followed by its look-ahead, the next text of the document."""
 
     ids: np.ndarray  # (tokens,)
     sentence_starts: np.ndarray  # (sentences + 1,) int64, in ids
-    is_continuation: np.ndarray  # (sentences,) bool: begins inside a sentence that was too long for the store
-    slice_offsets: np.ndarray  # (slices + 1,) int64: the sentences of each slice
-    slice_own_sentences: np.ndarray  # (slices,) int64: how many of them belong to the slice; the rest is look-ahead
-    documents: np.ndarray  # (slices,) int64: the number of the document
-    num_own_slices: int  # those after them are donors: other shards' text that offers random Bs
-    continues_word: np.ndarray | None = None  # (tokens,) bool: continues the word before, by a segmenter; None without
+    is_continuation: np.ndarray  # (sentences,) bool: continues a sentence that was too long for the store
+    slice_offsets: np.ndarray  # (slices + 1,) int64: the sentences of each slice, look-ahead included
+    num_slice_sentences: np.ndarray  # (slices,) int64: sentences of each slice without look-ahead
+    documents: np.ndarray  # (slices,) int64: the number of each slice's document
+    num_shard_slices: int  # the slices after these are donors: text of other shards for random Bs
+    continues_word: np.ndarray | None = None  # (tokens,) bool: the token continues a word; None without a segmenter
 
     @cached_property
     def slice_ends(self) -> np.ndarray:
-        """Where each slice ends, look-ahead included, (slices,) int64 in ids."""
+        """End of each slice in ids, look-ahead included, (slices,) int64."""
         return self.sentence_starts[self.slice_offsets[1:]]
 
-    def slices_of(self, places: np.ndarray) -> np.ndarray:
-        """Return the slice of each place in ids, (places,)."""
-        return np.searchsorted(self.slice_ends, places, side="right")
+    def slices_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the slice at each position in ids, (positions,)."""
+        return np.searchsorted(self.slice_ends, positions, side="right")
 
-    def begins_sentence(self, places: np.ndarray) -> np.ndarray:
-        """Return at which places in ids a sentence begins, (places,) bool."""
-        sentences = np.searchsorted(self.sentence_starts, places, side="right") - 1
-        return (self.sentence_starts[sentences] == places) & ~self.is_continuation[sentences]
+    def starts_sentence(self, positions: np.ndarray) -> np.ndarray:
+        """Return whether a sentence starts at each position in ids, (positions,) bool."""
+        sentences = np.searchsorted(self.sentence_starts, positions, side="right") - 1
+        return (self.sentence_starts[sentences] == positions) & ~self.is_continuation[sentences]
 
 
 class TokenStore:
-    """Reads the documents of a store by their numbers, which run through all store shards.
+    """Reads the documents of a store. Documents are numbered across all store shards.
 
-    Store shards are opened one after another, each for as long as it is read: there may be thousands, and every map of
-    a file takes a descriptor; on most systems a process has 1,024.
+    A store shard is open only while it is read: there may be thousands, and a process has few file descriptors.
     """
 
     def __init__(self, folder: Path, num_shards: int) -> None:
         self.folder = folder
         self.num_shards = num_shards
+        # The dtype of each array and the byte offset of its values, the same in all store shards.
         self._formats: dict[str, tuple[np.dtype[Any], int]] = {}
-        """The type of each array and the byte where its values begin, the same in all store shards."""
         for file in store_shard_folder(folder, 0).glob("*.npy"):
             try:
                 array = np.load(file, mmap_mode="r")
@@ -108,15 +105,14 @@ class TokenStore:
                 raise _too_short(str(file.parent), file.stem) from error
             self._formats[file.stem] = (array.dtype, array.offset)
         counts = [len(self.map(index, "document_offsets")) - 1 for index in range(num_shards)]
-        self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))
-        """The number of each store shard's first document, with the total at the end, (shards + 1,)."""
+        self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))  # of each store shard, (shards + 1,)
 
     @property
     def num_documents(self) -> int:
         return int(self.first_documents[-1])
 
     def map(self, index: int, name: str) -> np.ndarray:
-        """Return an array of a store shard, mapped for as long as it is in use."""
+        """Return an array of a store shard as a memory map, which is closed when the array is no longer used."""
         dtype, start = self._formats[name]
         folder = str(store_shard_folder(self.folder, index))
         with open(f"{folder}/{name}.npy", "rb", buffering=0) as file:
@@ -127,13 +123,13 @@ class TokenStore:
                 raise _too_short(folder, name) from error
 
     def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sentences and the tokens of documents of a store shard, by their numbers in it."""
+        """Return the numbers of sentences and tokens of documents, given by their positions in a store shard."""
         offsets, sentence_offsets = self.map(index, "document_offsets"), self.map(index, "sentence_offsets")
-        begins, ends = offsets[:-1][documents], offsets[1:][documents]
-        return ends - begins, sentence_offsets[ends] - sentence_offsets[begins]
+        starts, ends = offsets[:-1][documents], offsets[1:][documents]
+        return ends - starts, sentence_offsets[ends] - sentence_offsets[starts]
 
     def sizes_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sentences and the tokens of the given documents, both (numbers,) int64; numbers ascending."""
+        """Return the numbers of sentences and tokens of documents, both (numbers,) int64. `numbers` must ascend."""
         sentences, tokens = np.zeros_like(numbers), np.zeros_like(numbers)
         for index, rows in self._by_shard(numbers):
             local = numbers[rows] - self.first_documents[index]
@@ -141,7 +137,7 @@ class TokenStore:
         return sentences, tokens
 
     def documents_longer_than(self, limit_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers and tokens of all documents longer than a limit, ascending by number."""
+        """Return the numbers, ascending, and the lengths in tokens of all documents longer than a limit."""
         numbers, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for index in range(self.num_shards):
             _, lengths = self.document_sizes(index, slice(None))
@@ -151,41 +147,40 @@ class TokenStore:
         return np.concatenate(numbers), np.concatenate(tokens)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Yield the store shards that hold documents of ascending numbers, and which of the numbers each holds."""
+        """Yield each store shard that has some of the ascending document numbers, and the slice of these numbers."""
         bounds = np.searchsorted(numbers, self.first_documents)
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             yield index, slice(bounds[index], bounds[index + 1])
 
     def read(self, slices: np.ndarray, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
-        """Read slices of documents, each with at least `look_ahead_tokens` of what follows in its document, if any.
+        """Read slices of documents, each with at least `look_ahead_tokens` of the document's next text, if it has more.
 
-        Of each of the slices, (3, slices) int64: the number of its document, and which it is of how many nearly equal
-        ones; most often the only one. The last `num_donors` of them are donors.
+        The rows of `slices`, (3, slices) int64, are the document, the slice's index in it, and the document's number of
+        slices. The slices of a document are nearly equal. The last `num_donors` slices are donors.
         """
-        in_order = np.argsort(slices[0], kind="stable")  # so that each store shard is opened once
-        found: list[tuple[Any, ...]] = [()] * len(in_order)
-        for index, rows in self._by_shard(slices[0, in_order]):
-            chosen = in_order[rows]
-            pieces = self._read_from(index, slices[:, chosen], look_ahead_tokens)
-            for row, piece in zip(chosen.tolist(), pieces, strict=True):
-                found[row] = piece
-        ids, lengths, is_continuation, num_own, words = zip(*found, strict=True) if found else [()] * 5
+        order = np.argsort(slices[0], kind="stable")  # so that each store shard is opened once
+        pieces: list[tuple[Any, ...]] = [()] * len(order)
+        for index, rows in self._by_shard(slices[0, order]):
+            selected = order[rows]
+            from_shard = self._read_from(index, slices[:, selected], look_ahead_tokens)
+            for row, piece in zip(selected.tolist(), from_shard, strict=True):
+                pieces[row] = piece
+        ids, lengths, is_continuation, num_sentences, words = zip(*pieces, strict=True) if pieces else [()] * 5
         return ShardText(
             ids=np.concatenate([np.zeros(0, self._formats["ids"][0]), *ids]),
             sentence_starts=ragged.offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths])),
             is_continuation=np.concatenate([np.zeros(0, bool), *is_continuation]),
             slice_offsets=ragged.offsets_of(np.array([len(each) for each in lengths], np.int64)),
-            slice_own_sentences=np.array(num_own, np.int64),
+            num_slice_sentences=np.array(num_sentences, np.int64),
             documents=slices[0],
-            num_own_slices=len(found) - num_donors,
+            num_shard_slices=len(pieces) - num_donors,
             continues_word=np.concatenate([np.zeros(0, bool), *words]) if "continues_word" in self._formats else None,
         )
 
     def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ids, lengths of sentences, `is_continuation`, number of own sentences and `continues_word` of slices.
+        """Yield ids, sentence lengths, `is_continuation`, `num_slice_sentences` and `continues_word` of each slice.
 
-        All are of one store shard, whose files are read by position, not mapped: there may be many store shards with
-        one slice each.
+        All slices are in one store shard. Its files are read by position, not mapped, as often only one slice is read.
         """
         folder, files = str(store_shard_folder(self.folder, index)), dict[str, int]()
 
@@ -201,25 +196,25 @@ class TokenStore:
 
         documents = (slices[0] - self.first_documents[index]).tolist()
         try:
-            for document, which, of in zip(documents, *slices[1:].tolist(), strict=True):
-                begin, end = values("document_offsets", document, document + 2).tolist()
-                first, own, last = begin, end, end
-                if of > 1:  # a long document has many sentences: its slices are found by bisection
-                    offsets = self.map(index, "sentence_offsets")[begin : end + 1]
-                    cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // of
-                    first, own = (begin + np.searchsorted(offsets, cuts)).tolist()
-                    ahead = begin + int(np.searchsorted(offsets, offsets[own - begin] + look_ahead)) + 1
-                    last = max(own, min(end, ahead))
+            for document, which, num_slices in zip(documents, *slices[1:].tolist(), strict=True):
+                start, end = values("document_offsets", document, document + 2).tolist()
+                first, slice_end, last = start, end, end
+                if num_slices > 1:
+                    offsets = self.map(index, "sentence_offsets")[start : end + 1]
+                    cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // num_slices
+                    first, slice_end = (start + np.searchsorted(offsets, cuts)).tolist()
+                    ahead = start + int(np.searchsorted(offsets, offsets[slice_end - start] + look_ahead)) + 1
+                    last = max(slice_end, min(end, ahead))
                 offsets = values("sentence_offsets", first, last + 1)
                 tokens = int(offsets[0]), int(offsets[-1])
                 lengths, is_continuation = offsets[1:] - offsets[:-1], values("is_continuation", first, last)
                 words = values("continues_word", *tokens) if "continues_word" in self._formats else ()
-                yield values("ids", *tokens), lengths, is_continuation, own - first, words
+                yield values("ids", *tokens), lengths, is_continuation, slice_end - first, words
         finally:
             for file in files.values():
                 os.close(file)
 
 
 def _too_short(folder: str, name: str) -> DataError:
-    remedy = "run the same command again: a damaged store shard is tokenised again"
+    remedy = "run the same command again: it tokenises a damaged store shard again"
     return DataError(f"the token store ends too early: {name}.npy", where=folder, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Masks: how many, which, and what is shown instead; held against the metrics of the paper and exact counts."""
+"""Masks: number, positions and replacements, compared with the paper and with exact counts."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ def rule(probability: float = 0.15, most: int = 10_000, whole_word: bool = False
 
 
 def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random examples `[CLS] A [SEP] B [SEP]` with the given number of maskable tokens each."""
+    """Return random examples `[CLS] A [SEP] B [SEP]` with the given numbers of maskable tokens."""
     rng = np.random.default_rng(seed)
     rows = []
     for length in lengths:
@@ -38,7 +38,7 @@ def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mask(input_ids: np.ndarray, offsets: np.ndarray, config: DataConfig, seed: int) -> tuple[np.ndarray, Masks]:
-    """The ids with masks in place, and the masks."""
+    """Return the masked ids and the masks."""
     examples = Examples(input_ids, offsets, np.zeros(len(offsets) - 1, np.uint16))
     masked = mask_examples(examples, TOKENIZER, config, np.random.default_rng(seed))
     return masked.input_ids, masked.masks
@@ -49,7 +49,7 @@ def places_of(masks: Masks, offsets: np.ndarray) -> np.ndarray:
 
 
 def words_of(example: np.ndarray) -> list[list[int]]:
-    """The positions of each word; pieces right after [CLS] or [SEP] form a word even if they continue one."""
+    """Return the positions of each word. Subwords right after [CLS] or [SEP] start a word."""
     words: list[list[int]] = []
     for position, token in enumerate(example.tolist()):
         if token in (CLS, SEP):
@@ -65,8 +65,8 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
 
 @given(LENGTHS, st.integers(0, 1000), st.sampled_from([0.15, 0.01, 0.5, 0.99]), st.integers(1, 30), st.booleans())
-@example(np.random.default_rng(4).integers(1, 30, 5000).tolist(), 5, 0.15, 10_000, False)  # more than a batch of rows
-def test_masks_are_in_order_reversible_and_not_on_special_tokens(lengths, seed, probability, most, whole_word) -> None:
+@example(np.random.default_rng(4).integers(1, 30, 5000).tolist(), 5, 0.15, 10_000, False)  # more than one block of rows
+def test_masks_are_sorted_reversible_and_not_on_special_tokens(lengths, seed, probability, most, whole_word) -> None:
     input_ids, offsets = table(lengths, seed)
     before = input_ids.copy()
     shown_ids, masks = mask(input_ids, offsets, rule(probability, most, whole_word), seed)
@@ -85,12 +85,12 @@ def test_masks_are_in_order_reversible_and_not_on_special_tokens(lengths, seed, 
 
 
 def within(successes: int, trials: int, share: float) -> bool:
-    """Whether a binomial count lies within five standard deviations."""
+    """Return whether a binomial count is within five standard deviations of its mean."""
     return abs(successes - share * trials) < 5 * math.sqrt(trials * share * (1 - share))
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> None:
+def test_replacements_are_80_10_10_and_random_word_pieces(whole_word: bool) -> None:
     input_ids, offsets = table([100] * 4000)
     shown_ids, masks = mask(input_ids, offsets, rule(whole_word=whole_word), 1)
     shown = shown_ids[places_of(masks, offsets)]
@@ -104,11 +104,11 @@ def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> No
     assert randoms.mean() == pytest.approx((FIRST_PIECE + NUM_IDS - 1) / 2, rel=0.03)
 
 
-def test_every_place_is_masked_equally_often() -> None:
+def test_every_position_is_masked_equally_often() -> None:
     input_ids, offsets = table([20] * 20_000)
     _, masks = mask(input_ids, offsets, rule(), 2)
     maskable = ~np.isin(input_ids, (CLS, SEP))
-    ranks = (np.cumsum(maskable) - 1)[places_of(masks, offsets)] % 20  # among the maskable ones of its example
+    ranks = (np.cumsum(maskable) - 1)[places_of(masks, offsets)] % 20  # among the maskable tokens of its example
     assert all(within(int(count), 20_000, 3 / 20) for count in np.bincount(ranks, minlength=20))
 
 

@@ -1,4 +1,4 @@
-"""Shards come back as they were written, and what is not as the manifest says is refused before its rows are used."""
+"""Shards round-trip, and shards or manifests that are damaged or inconsistent are errors."""
 
 import itertools
 import shutil
@@ -38,12 +38,11 @@ def table(
     )
 
 
-# What each objective keeps.
-KINDS = {
+KINDS = {  # the columns of each objective
     "pairs": {},
     "full sentences": {"has_labels": False},
-    "masks drawn later": {"is_masked": False},
-    "masks drawn later over segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
+    "dynamic masks": {"is_masked": False},
+    "dynamic masks of segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
 }
 
 
@@ -57,7 +56,7 @@ def assert_equal(first: Examples, second: Examples) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "dtype"), [(0, np.uint16), (1, np.uint32), (5000, np.uint16), (5000, np.uint32)])
-def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
+def test_a_shard_round_trips(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
     examples = table(rows, dtype=dtype, **KINDS[kind])
     record = write_shard(tmp_path, "00000.parquet", examples)
     assert (record.rows, record.tokens) == (rows, len(examples.input_ids))
@@ -68,7 +67,7 @@ def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: 
     assert write_shard(tmp_path, "00001.parquet", examples).sha256 == record.sha256
 
 
-def test_the_columns_are_those_of_the_design(tmp_path: Path) -> None:
+def test_the_parquet_schema(tmp_path: Path) -> None:
     write_shard(tmp_path, "a.parquet", table(3))
     schema = pq.read_schema(tmp_path / "a.parquet")
     assert {field.name: str(field.type) for field in schema} == {
@@ -81,14 +80,14 @@ def test_the_columns_are_those_of_the_design(tmp_path: Path) -> None:
     column = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).column(0)
     assert column.compression == "ZSTD"
     assert column.has_dictionary_page
-    write_shard(tmp_path, "b.parquet", table(3, **KINDS["masks drawn later over segmented words"]))
+    write_shard(tmp_path, "b.parquet", table(3, **KINDS["dynamic masks of segmented words"]))
     schema = pq.read_schema(tmp_path / "b.parquet")
     assert schema.names == ["input_ids", "segment_b_start", "word_starts"]
     assert str(schema.field("word_starts").type) == "list<element: uint16>"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_content_hash_sees_every_column(kind: str) -> None:
+def test_the_content_hash_depends_on_every_column(kind: str) -> None:
     columns, hashes = table(9, **KINDS[kind]).columns(), {content_hash(table(9, **KINDS[kind]))}
     for name in columns:
         examples = table(9, **KINDS[kind])
@@ -98,7 +97,7 @@ def test_the_content_hash_sees_every_column(kind: str) -> None:
 
 
 @given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 9), st.sampled_from(list(KINDS.values())))
-def test_chosen_examples_are_those_chosen_and_joined_ones_are_in_order(rows, seed: int, kind) -> None:
+def test_take_and_concatenate(rows, seed: int, kind) -> None:
     tables = [table(number, seed + number, **kind) for number in (12, 0, 8)]
     examples = concatenate(tables)
     assert_equal(examples.take(np.arange(12)), tables[0])
@@ -123,8 +122,8 @@ def test_ragged_arrays(lengths: list[int]) -> None:
 
 
 LISTS = pa.list_(pa.uint16())
-# What a file holds that is Parquet and whole, and that no `make-data` has written: other columns, or less of them.
-FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
+# Changes of columns that make a valid Parquet file an invalid shard, and a part of the error.
+INVALID: dict[str, tuple[dict[str, pa.Array | None], str]] = {
     "a column less": ({"segment_b_start": None}, "segment_b_start"),
     "masks without ids": ({"masked_lm_ids": None}, "belong together"),
     "texts": ({"input_ids": pa.array([["a"]] * 3)}, "list<"),
@@ -138,11 +137,11 @@ FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [*FOREIGN, "a column twice"])
-def test_whole_parquet_without_examples_is_refused(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", [*INVALID, "a column twice"])
+def test_parquet_files_without_examples_are_an_error(tmp_path: Path, kind: str) -> None:
     write_shard(tmp_path, "a.parquet", table(3))
     path = tmp_path / "a.parquet"
-    content, (changes, what) = pq.read_table(path), FOREIGN.get(kind, ({}, "Multiple"))
+    content, (changes, what) = pq.read_table(path), INVALID.get(kind, ({}, "Multiple"))
     columns = {**dict(zip(content.column_names, content.columns, strict=True)), **changes}
     content = pa.table({name: column for name, column in columns.items() if column is not None})
     if not changes:
@@ -171,7 +170,7 @@ FIRST = ("splits", "train", "shards", 0)
         (("config", "data"), "short"),
     ],
 )
-def test_a_manifest_that_says_something_else_is_refused(data_folder: Path, tmp_path: Path, keys, value) -> None:
+def test_an_invalid_manifest_is_an_error(data_folder: Path, tmp_path: Path, keys, value) -> None:
     folder = tmp_path / "data"
     shutil.copytree(data_folder, folder)
     content = inner = read_json(folder / "manifest.json")

@@ -1,4 +1,4 @@
-"""A corpus in which every word is a token of its own and occurs once, so that an example tells where it comes from."""
+"""A corpus in which every word is one token and occurs once, so an example shows its place in the corpus."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SMALL = ("data.max_seq_length=32", "data.dupe_factor=2", "data.examples_per_shar
 
 @dataclass(frozen=True)
 class Pair:
-    """One example, unmasked: the numbers of the words of A and of B in the corpus."""
+    """An unmasked example: the numbers of the words of A and B in the corpus."""
 
     a: np.ndarray
     b: np.ndarray
@@ -30,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Numbered:
-    """The corpus and what is known of each of its words."""
+    """The corpus, and the document and sentence boundaries of its words."""
 
     folder: Path
     document: np.ndarray  # (words,): the document of each word
@@ -71,7 +71,7 @@ def unmasked(examples: Examples) -> Iterator[Pair]:
 
 
 def label_from_shape(corpus: Numbered, pairs: list[Pair]) -> float:
-    """Return the balanced accuracy of a classifier on lengths and on which segments begin and end with a sentence."""
+    """Return the balanced accuracy of a classifier on lengths and on whether segments start and end with a sentence."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.model_selection import GroupKFold, cross_val_score
     from threadpoolctl import threadpool_limits
@@ -80,7 +80,7 @@ def label_from_shape(corpus: Numbered, pairs: list[Pair]) -> float:
     firsts, lasts = (np.array([(pair.a[at], pair.b[at]) for pair in pairs]) for at in (0, -1))
     columns = np.hstack([sizes, corpus.begins[firsts], corpus.ends[lasts]])
     labels, places = np.array([pair.label for pair in pairs]), firsts[:, 0]
-    # Whole documents are held out, or stretches of a few, or the classifier would know them by heart from another copy.
+    # Documents, or stretches of one, are held out: the classifier must not see another copy of a test example.
     groups = corpus.document[places] if len(set(corpus.document[places])) > 50 else places // 500
     classifier = HistGradientBoostingClassifier(max_iter=30, random_state=0)
     with threadpool_limits(1):
@@ -118,7 +118,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Numbered
 
 @pytest.fixture(scope="session")
 def small(numbered: Callable[..., Numbered]) -> Numbered:
-    """Sixty documents, whose token store no test may damage; a test of faults takes `numbered`."""
+    """Sixty documents. Tests must not damage their token store; use `numbered` for that."""
     from .test_pairs import documents_of
 
     return numbered(documents_of(30, 60, (2, 20), (3, 15)))

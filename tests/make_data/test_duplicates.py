@@ -1,4 +1,4 @@
-"""Who takes part: duplicates once, weighted inputs as often as asked, an own validation split held out whole."""
+"""Duplicates are left out, weights repeat inputs, and validation inputs are held out."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ NO_VALIDATION = "data.validation_fraction=0"
 
 
 def write(path: Path, seed: int, number: int, *, of: str = "") -> list[str]:
-    """Write documents of random sentences to `path`; returns them."""
+    """Write documents of random sentences to `path`, and return them."""
     draw = random.Random(seed)
     documents = [
         "\n".join(" ".join([of, *draw.choices(WORDS, k=draw.randint(3, 12))]).strip() + "." for _ in range(6))
@@ -42,21 +42,20 @@ def tokens(data: DataFolder, split: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("bucket", [1 << 22, 7])
-def test_equal_documents_are_seen_once_and_counted(tmp_path, vocab_folder, monkeypatch, bucket) -> None:
+def test_duplicates_are_dropped_and_counted(tmp_path, vocab_folder, monkeypatch, bucket) -> None:
     monkeypatch.setattr(plan, "BUCKET_DOCUMENTS", bucket)
     documents = write(tmp_path / "once.txt", 1, 40)
     (tmp_path / "more.txt").write_text("\n\n".join([*documents[:15], documents[0].upper(), "One more. And one."]))
-    alone, both = (["once"], ["once", "more"])
-    once = build(tmp_path, vocab_folder, alone, NO_VALIDATION, name="a")
-    more = build(tmp_path, vocab_folder, both, NO_VALIDATION, name="b")
-    kept = build(tmp_path, vocab_folder, both, NO_VALIDATION, "data.drop_duplicates=no", name="c")
+    once = build(tmp_path, vocab_folder, ["once"], NO_VALIDATION, name="a")
+    more = build(tmp_path, vocab_folder, ["once", "more"], NO_VALIDATION, name="b")
+    kept = build(tmp_path, vocab_folder, ["once", "more"], NO_VALIDATION, "data.drop_duplicates=no", name="c")
     left_out = [data.manifest["corpus"]["left_out"] for data in (once, more, kept)]
     assert left_out == [{}, {"duplicate_documents": 16}, {}]
     assert sum((tokens(more, "train") - tokens(once, "train")).values()) < 40  # the one new document, twice
     assert sum(tokens(kept, "train").values()) > 1.3 * sum(tokens(more, "train").values())
 
 
-def test_no_training_document_is_in_a_validation_split_of_ones_own(tmp_path: Path, vocab_folder: Path) -> None:
+def test_training_documents_in_the_validation_inputs_are_left_out(tmp_path: Path, vocab_folder: Path) -> None:
     training, held_out = write(tmp_path / "train.txt", 1, 40), write(tmp_path / "held-out.txt", 2, 10)
     (tmp_path / "train.txt").write_text("\n\n".join([*held_out[:4], *training, *training[:3]]))
     data = build(tmp_path, vocab_folder, ["train"], f"data.validation=[{tmp_path / 'held-out.txt'}]")
@@ -69,22 +68,22 @@ def test_no_training_document_is_in_a_validation_split_of_ones_own(tmp_path: Pat
     assert [entry["split"] for entry in data.manifest["inputs"]] == ["train", "validation"]
 
 
-def test_an_input_is_seen_as_often_as_its_weight_says(tmp_path: Path, vocab_folder: Path) -> None:
+def test_inputs_are_repeated_by_weight(tmp_path: Path, vocab_folder: Path) -> None:
     inputs = {"whole": ("module", 1), "often": ("python", 3), "half": ("function", 0.5), "odd": ("class", 1.25)}
     for seed, (name, (word, _)) in enumerate(inputs.items()):
         write(tmp_path / f"{name}.txt", seed, 100, of=word)
     weights = ",".join(f"{tmp_path / name}.txt: {weight}" for name, (_, weight) in inputs.items() if weight != 1)
     settings = [f"data.input_weights={{{weights}}}", NO_VALIDATION, "data.examples_per_shard=64"]
     data = build(tmp_path, vocab_folder, list(inputs), *settings)
-    found, tokenizer = tokens(data, "train"), data.tokenizer()
+    counts, tokenizer = tokens(data, "train"), data.tokenizer()
     for word, weight in inputs.values():
         (token,) = tokenizer.encode_text(word)
-        assert found[token] / (100 * 6) == pytest.approx(2 * weight, rel=0.01 if weight in (1, 3) else 0.12), word
+        assert counts[token] / (100 * 6) == pytest.approx(2 * weight, rel=0.01 if weight in (1, 3) else 0.12), word
     rows = [record.rows for record in data.shards("train")]
-    assert max(rows) < 2 * np.mean(rows)  # copies in which few inputs take part have fewer shards
+    assert max(rows) < 2 * np.mean(rows)  # copies with few inputs have fewer shards
 
 
-def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Path) -> None:
+def test_the_duplicate_of_the_heaviest_input_is_kept(tmp_path: Path, vocab_folder: Path) -> None:
     for name in ("light", "heavy"):
         write(tmp_path / f"{name}.txt", 1, 30)
     weight = f"data.input_weights={{{tmp_path / 'heavy.txt'}: 3}}"
@@ -104,7 +103,7 @@ def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Pat
         ("none", ["data.validation=[{}/many.txt]", "data.next_sentence=nsp"], "no text"),
     ],
 )
-def test_a_corpus_too_small_without_what_is_left_out_is_refused(tmp_path, vocab_folder, train, settings, part) -> None:
+def test_too_few_documents_without_duplicates_are_an_error(tmp_path, vocab_folder, train, settings, part) -> None:
     (text,) = write(tmp_path / "one.txt", 1, 1)
     write(tmp_path / "many.txt", 2, 9)
     (tmp_path / "same.txt").write_text("\n\n".join([text] * 5) + "\n")
@@ -115,12 +114,12 @@ def test_a_corpus_too_small_without_what_is_left_out_is_refused(tmp_path, vocab_
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_sentences_that_pages_repeat_are_reported_with_the_commonest(tmp_path, vocab_folder, capsys, dry_run) -> None:
-    documents = write(tmp_path / "own.txt", 1, 40)
+def test_repeated_sentences_give_a_warning(tmp_path, vocab_folder, capsys, dry_run) -> None:
+    documents = write(tmp_path / "articles.txt", 1, 40)
     pages = "\n\n".join(f"Log in to write a comment.\n{document}\nAll rights reserved." for document in documents)
     (tmp_path / "pages.txt").write_text(pages + "\n")
     config = load_config(settings=("data.max_seq_length=32", "data.dupe_factor=1"))
-    for name in ("own", "pages"):
+    for name in ("articles", "pages"):
         make_data(config, [f"{tmp_path / name}.txt"], vocab_folder, tmp_path / name, workers=1, dry_run=dry_run)
-        warned = "warning: 25% or more of the sentences" in capsys.readouterr().out
+        warned = "warning: at least 25% of the sentences" in capsys.readouterr().out
         assert warned == (name == "pages")

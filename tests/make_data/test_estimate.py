@@ -1,4 +1,4 @@
-"""A dry run tells what the real one gives, from a sample, and writes nothing."""
+"""A dry run estimates the real run from a sample, and writes nothing."""
 
 import json
 import random
@@ -35,10 +35,10 @@ def corpus(number: int) -> list[str]:
 WHOLE, SAMPLE = 1 << 24, 40_000
 
 
-def made_and_near(
+def make_and_compare(
     found: Estimate, config: Config, inputs: list[str], vocab: Path, rel: float, rel_rows: float
 ) -> DataFolder:
-    """Make the data, check what was estimated of it, and return it."""
+    """Make the data, compare it with the estimate, and return it."""
     data = DataFolder.open(make_data(config, inputs, vocab, Path(inputs[0]).parent / "data", workers=1))
     times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
     assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=rel)
@@ -58,7 +58,7 @@ def made_and_near(
         (".json", ".gz", SAMPLE),
     ],
 )
-def test_an_estimate_is_near_what_comes_out(tmp_path, vocab_folder, monkeypatch, ending, compression, sample) -> None:
+def test_the_estimate_is_close_to_a_real_run(tmp_path, vocab_folder, monkeypatch, ending, compression, sample) -> None:
     monkeypatch.setattr(module, "SAMPLE_BYTES", sample)
     array = json.dumps([{"text": text, "n": [{}]} for text in corpus(400)], indent=1).encode()
     content = array if ending == ".json" else FORMATS[ending](corpus(400))
@@ -68,24 +68,24 @@ def test_an_estimate_is_near_what_comes_out(tmp_path, vocab_folder, monkeypatch,
     found = estimated(config, [str(path)], vocab_folder)
     assert list(tmp_path.iterdir()) == [path]
     exact = 0.02 if sample == WHOLE else 0.25
-    data = made_and_near(found, config, [str(path)], vocab_folder, exact, exact + 0.03)
+    data = make_and_compare(found, config, [str(path)], vocab_folder, exact, exact + 0.03)
     store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
     assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
     assert found.store_bytes == pytest.approx(store, rel=exact)
     assert found.core_seconds > 0
 
 
-def test_inputs_that_repeat_each_other_are_counted_once(tmp_path, vocab_folder, monkeypatch) -> None:
+def test_equal_inputs_are_counted_once(tmp_path, vocab_folder, monkeypatch) -> None:
     for number, text in enumerate(corpus(150)):
         write(tmp_path / "texts" / "a" / f"{number:03}.txt", text)
         write(tmp_path / "texts" / "b" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "SAMPLE_BYTES", SAMPLE)
     inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.max_seq_length=64"])
-    data = made_and_near(estimated(config, inputs, vocab_folder), config, inputs, vocab_folder, 0.15, 0.15)
+    data = make_and_compare(estimated(config, inputs, vocab_folder), config, inputs, vocab_folder, 0.15, 0.15)
     assert data.manifest["corpus"]["documents"] == 300
 
 
-def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
+def test_a_sample_of_one_document_is_scaled_to_several(tmp_path, vocab_folder, monkeypatch) -> None:
     long = " ".join(f"Sentence number {number} of one long text." for number in range(400))
     path = write(tmp_path / "a.jsonl", as_jsonl([f"{long} {number}" for number in range(8)]))
     config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
@@ -94,7 +94,7 @@ def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, voc
     assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
 
 
-def test_a_first_document_longer_than_a_sample_is_no_division_by_zero(tmp_path: Path, monkeypatch) -> None:
+def test_a_document_longer_than_the_sample_counts_as_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(documents, "MAX_CHARACTERS", 1000)
     path = tmp_path / "long.parquet"
     path.write_bytes(FORMATS[".parquet"](["word " * 1000, "short", "short"]))
@@ -104,7 +104,7 @@ def test_a_first_document_longer_than_a_sample_is_no_division_by_zero(tmp_path: 
 
 
 @pytest.mark.parametrize("ending", [".json", ".csv"])
-def test_a_dry_run_detects_the_form_of_what_it_samples(tmp_path, vocab_folder, ending: str) -> None:
+def test_a_dry_run_detects_the_format_of_its_samples(tmp_path, vocab_folder, ending: str) -> None:
     rows = [{"id": 1, "text": text} for text in corpus(40)]
     path = tmp_path / f"a{ending}"
     if ending == ".json":
@@ -115,7 +115,7 @@ def test_a_dry_run_detects_the_form_of_what_it_samples(tmp_path, vocab_folder, e
     assert not (tmp_path / "data").exists()
 
 
-def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
+def test_a_dry_run_opens_few_of_many_small_files(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
     for number, text in enumerate(corpus(300)):
         write(tmp_path / "texts" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "MAX_SOURCES", 60)
@@ -132,7 +132,7 @@ def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder,
     assert times_seen > 3.1
 
 
-def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
+def test_a_dry_run_writes_nothing_and_warns_like_a_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
     texts = [f"Number {n} ① ㎏ ① 語. Second sentence of it.\n\n{n} is alone." for n in range(300)]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     settings = ["data.document_boundary=blank_line", "data.next_sentence=sop", "data.validation_fraction=0.1"]
@@ -143,7 +143,7 @@ def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, voca
     assert list(tmp_path.iterdir()) == [path]
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     for printed in (dry, capsys.readouterr().out):
-        assert "[UNK];" in printed
+        assert "[UNK]; check" in printed
         assert "many documents are a single sentence" in printed
     found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)

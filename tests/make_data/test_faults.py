@@ -1,4 +1,4 @@
-"""What goes wrong on real machines: kills and signals, full disks, few descriptors, damaged files. Same bytes."""
+"""Kills and signals, full disks, few file descriptors, damaged files: `make-data` gives the same bytes."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def cut_short(path: Path) -> None:
 
 
 def start(*arguments: object) -> "subprocess.Popen[str]":
-    """Start a command; its workers have its session, and hold its output open as long as they live."""
+    """Start a command in a new session. Its pipes stay open as long as one of its workers lives."""
     command, pipe = [sys.executable, "-m", "bert_pretrain", *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
@@ -54,13 +54,13 @@ def wait_for_shards(process: "subprocess.Popen[str]", output: Path, number: int)
 
 
 def kill(process: "subprocess.Popen[str]") -> None:
-    """Kill the parent, and see that its workers leave with it."""
+    """Kill the parent, and wait until its workers have ended too."""
     process.kill()
     process.communicate(timeout=60)
 
 
 def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
-    """Wait for the end of a command, and return what it said of errors."""
+    """Wait for a command, check its exit code, and return its stderr."""
     stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == code, stdout + stderr
     assert "Traceback" not in stderr
@@ -68,7 +68,7 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
 
 
 def peak_anonymous_bytes(process: "subprocess.Popen[str]") -> int:
-    """Watch until the command ends; return the most anonymous memory that one of its processes had."""
+    """Wait for the command, and return the peak anonymous memory of one of its processes."""
     peak = 0
     while process.poll() is None:
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -87,7 +87,7 @@ def make_data_command(texts: Path, vocab: Path, output: Path, workers: int) -> l
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory, english_text: Path) -> Path:
-    """English in several files, so that there are several parts to tokenise."""
+    """English text in several files, which are several parts to tokenise."""
     folder = tmp_path_factory.mktemp("texts")
     documents = english_text.read_text().split("\n\n")
     for number in range(6):
@@ -97,20 +97,20 @@ def texts(tmp_path_factory: pytest.TempPathFactory, english_text: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, texts: Path, vocab_folder: Path) -> dict[str, str]:
-    """The digests of the data folder of a run that nothing disturbed."""
+    """The digests of the data folder of an undisturbed run."""
     output = tmp_path_factory.mktemp("reference") / "data"
     return digests(make_data(load_config(settings=SETTINGS), [str(texts)], vocab_folder, output, workers=1))
 
 
 def finish_and_check(texts: Path, vocab: Path, output: Path, reference: dict[str, str]) -> None:
-    """Make the data to its end; the bytes are those of a run that nothing disturbed, and nothing else is left."""
+    """Make the data, and check that its bytes are those of an undisturbed run and no temporary files are left."""
     make_data(load_config(settings=SETTINGS), [str(texts)], vocab, output, workers=1)
     assert digests(output) == reference
     assert [path for path in (output.parent / ".token-store").rglob("*") if path.name.startswith(".")] == []
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vocab_folder, reference) -> None:
+def test_make_data_killed_at_random_times_resumes_bit_equal(tmp_path, texts, vocab_folder, reference) -> None:
     draw, output = random.Random(20), tmp_path / "data"
     for _ in range(20):
         run = start(*make_data_command(texts, vocab_folder, output, draw.choice([1, 2, 7])))
@@ -120,7 +120,7 @@ def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vo
             time.sleep(draw.uniform(0.2, 2))
         kill(run)
         if (output / "manifest.json").exists():
-            # Killed after the manifest, it may leave its lock and records, which the next command removes.
+            # A command killed after the manifest may leave its lock and records. The next command removes them.
             finish_and_check(texts, vocab_folder, output, reference)
             shutil.rmtree(output)
             if draw.random() < 0.5:
@@ -136,18 +136,18 @@ def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vo
         (signal.SIGKILL, -9, ""),
     ],
 )
-def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
+def test_a_stopped_run_resumes_and_rebuilds_a_damaged_shard(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, number: int, code: int, word: str, capsys
 ) -> None:
     output = tmp_path / "data"
-    while num_shards(output) < 5 or (output / "manifest.json").exists():  # a fast command is done before the signal
+    while num_shards(output) < 5 or (output / "manifest.json").exists():  # a fast command may end before the signal
         shutil.rmtree(output, ignore_errors=True)
         run = start(*make_data_command(texts, vocab_folder, output, 2))
         wait_for_shards(run, output, 5)
         run.send_signal(number)
         run.wait(timeout=180)
     assert word in finish(run, code)
-    damaged = sorted(output.glob("train/[0-9]*.parquet"))[0]  # the signal may come before the last ones are recorded
+    damaged = sorted(output.glob("train/[0-9]*.parquet"))[0]  # the last shards may not be recorded yet
     flip_a_byte(damaged)
     finish_and_check(texts, vocab_folder, output, reference)
     stdout = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
 
 
 @pytest.mark.slow
-def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(tmp_path, english_text, vocab_folder) -> None:
+def test_vocab_killed_at_random_times_resumes_bit_equal(tmp_path, english_text, vocab_folder) -> None:
     draw, output = random.Random(5), tmp_path / "vocab"
     arguments = ("vocab", english_text, "--output", output, "--vocab-size", 3000, "--workers")
     for _ in range(20):
@@ -167,7 +167,7 @@ def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(tmp_path, engl
     assert digests(output) == digests(vocab_folder)
 
 
-# Runs in a mount namespace of its own, so that nothing stays mounted whatever happens to it.
+# Runs in a separate mount namespace, so that nothing stays mounted.
 ON_A_SMALL_DISK = """
 import hashlib, json, pathlib, subprocess, sys
 disk, size, *command = sys.argv[1:]
@@ -185,16 +185,14 @@ print(json.dumps([first.returncode, first.stderr, left, again.returncode, again.
 
 
 @pytest.mark.parametrize(
-    ("size", "workers"),
-    [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)],
-    ids=["tokenising", "building"],
+    ("size", "workers"), [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)], ids=["tokenising", "building"]
 )
-def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
+def test_a_full_disk_is_one_error_and_the_run_resumes_with_more_space(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, size: str, workers: int
 ) -> None:
     alone = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a small disk")
+        pytest.skip("this user may not mount a small disk")
     command = [sys.executable, "-c", ON_A_SMALL_DISK, tmp_path, size, sys.executable, "-m", "bert_pretrain"]
     command += make_data_command(texts, vocab_folder, tmp_path / "data", workers)
     done = subprocess.run([*alone, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -207,7 +205,7 @@ def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
     assert files == reference
 
 
-def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open(
+def test_the_number_of_open_files_does_not_grow_with_the_parts(
     english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy.txt"
@@ -228,7 +226,7 @@ def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open
 
 
 def write_odd_documents(folder: Path, words: int, english: str) -> int:
-    """Write documents on one line, one without any sentence end, and many of one word, beside ordinary ones."""
+    """Write a very long line, a text without sentence ends, a large record, one-word documents and ordinary text."""
     folder.mkdir()
     line = " ".join(english.replace("\\", "").replace('"', "").split()) + " "
     repeats = 200_000_000 // len(line) + 1
@@ -237,7 +235,7 @@ def write_odd_documents(folder: Path, words: int, english: str) -> int:
         for _ in range(repeats):
             one_line.write(line)
             no_sentence_end.write(endless)
-    # A record is parsed whole, so it takes several times its size.
+    # A record is parsed as one string, which takes several times its size.
     (folder / "record.jsonl").write_text('{"text": "' + line * (repeats // 4 + 1) + '"}\n')
     (folder / "ordinary.txt").write_text(english)
     (folder / "words.txt").write_text("\n\n".join(f"word{number % 977}" for number in range(words)))
@@ -245,7 +243,7 @@ def write_odd_documents(folder: Path, words: int, english: str) -> int:
 
 
 @pytest.mark.slow
-def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folder, english_text) -> None:
+def test_extreme_documents_need_little_memory_and_are_all_counted(tmp_path, vocab_folder, english_text) -> None:
     words = 1_000_000
     texts, ordinary = tmp_path / "texts", english_text.read_text().strip().split("\n\n")
     number = write_odd_documents(texts, words, english_text.read_text())
@@ -266,7 +264,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folde
     assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["metrics"]["documents"] == number
 
 
-def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:
+def test_repairs_and_drops_are_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:
     (tmp_path / "a.txt").write_bytes(b"Caf\xe9.\nTwo.\n\n\x01\n\x02\n\n" + english_text.read_bytes())
     (tmp_path / "b.jsonl").write_text(
         '{"text": "One. Two."}\n{"text": null}\n{"text": " "}\n{"text": "\\ud800 x. Y."}\n'
@@ -297,7 +295,7 @@ def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_fo
         ("tokenizer/vocab.txt", cut_short),
     ],
 )
-def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, damage) -> None:
+def test_a_damaged_file_is_named_and_rebuilt(numbered, capsys, name: str, damage) -> None:
     few = numbered(documents_of(30, 60, (2, 20), (3, 15)))
     data = few.make(*SMALL)
     (shard,) = (few.folder / ".token-store").glob("*/part-00000")
@@ -310,8 +308,7 @@ def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, dam
         assert "make-data" in caught.value.remedy
     capsys.readouterr()
     again = few.make(*SMALL, name="second" if is_stored else "data", verify=True)
-    said = (
-        f"token store was damaged, {shard}: .*{name}" if is_stored else rf"\b{name.split('/')[0]}.*; the data is built"
-    )
+    in_data = rf"\b{name.split('/')[0]}.*; rebuilding the data"
+    said = f"token store was damaged, {shard}: .*{name}" if is_stored else in_data
     assert len(re.findall(said, capsys.readouterr().out)) == 1
     assert (digests(again), digests(shard)) == (before, stored)

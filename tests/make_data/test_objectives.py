@@ -1,4 +1,4 @@
-"""`make-data` under each objective: what examples hold, which corpora do, and what `datasets` makes of the folder."""
+"""`make-data` with each objective: the examples, odd corpora, statistics, and loading with `datasets`."""
 
 import json
 import os
@@ -33,20 +33,17 @@ ODD = {
     "one giant sentence": ([[5000]], []),
     "one short document": ([[3, 4]], []),
 }
-WITHOUT_PAIRS = {
-    "single sentences": ([[length] for length in range(1, 90)], []),
-    "one word": ([[1]], []),
-}
+WITHOUT_PAIRS = {"single sentences": ([[length] for length in range(1, 90)], []), "one word": ([[1]], [])}
 
 
 def words_seen(corpus: Numbered, data: Path, split: str) -> Counter[int]:
-    """How often each word of the corpus stands in a split."""
+    """Count each word of the corpus in a split."""
     ids = np.concatenate([[0], *(table.original_ids for table in tables(data, split))]).astype(int)
     return Counter((ids[ids >= NUM_RESERVED] - NUM_RESERVED).tolist())
 
 
 def check_examples(data: Path) -> None:
-    """What holds of every example, whatever the objective."""
+    """Check the properties that all objectives share."""
     folder = DataFolder.open(data)
     for split in folder.manifest["splits"]:
         for table in tables(data, split):
@@ -59,7 +56,7 @@ def check_examples(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_sentence_orders_hold_all_text_of_any_corpus(numbered, name: str) -> None:
+def test_sentence_order_examples_cover_all_text(numbered, name: str) -> None:
     documents, settings = ODD[name]
     corpus = numbered(documents)
     data = corpus.make("data.next_sentence=sop", "data.max_seq_length=64", "data.dupe_factor=2", *settings)
@@ -81,7 +78,7 @@ def test_sentence_orders_hold_all_text_of_any_corpus(numbered, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ODD | WITHOUT_PAIRS)
-def test_full_sentences_hold_every_word_of_any_corpus_once_a_copy(numbered, name: str) -> None:
+def test_full_sentences_have_every_word_once_per_copy(numbered, name: str) -> None:
     documents, settings = (ODD | WITHOUT_PAIRS)[name]
     corpus = numbered(documents)
     data = corpus.make("data.next_sentence=none", "data.max_seq_length=64", "data.dupe_factor=2", *settings)
@@ -94,7 +91,7 @@ def test_full_sentences_hold_every_word_of_any_corpus_once_a_copy(numbered, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_statistics_and_datasets_tell_what_the_examples_hold(small, variant: str, tmp_path: Path) -> None:
+def test_statistics_and_datasets_match_the_examples(small, variant: str, tmp_path: Path) -> None:
     import datasets
 
     data = small.make(*SMALL, *VARIANTS[variant], name=variant)
@@ -124,11 +121,8 @@ def test_statistics_and_datasets_tell_what_the_examples_hold(small, variant: str
             assert statistics["masked_share"] == masked / maskable
 
 
-def test_the_contents_are_the_stored_ones(numbered) -> None:
-    """A change of examples is meant. Then regenerate them, and say why:
-
-    REGENERATE_GOLDEN=1 python -m pytest tests/make_data/test_objectives.py
-    """
+def test_content_hashes_match_the_golden_file(numbered) -> None:
+    """If examples change on purpose, run `REGENERATE_GOLDEN=1 pytest tests/make_data/test_objectives.py`."""
     corpus = numbered([*documents_of(50, 40, (1, 20), (3, 30)), *documents_of(51, 3, (1, 40), (1, 90))])
     found = {
         variant: DataFolder.open(corpus.make(*SMALL, *settings, name=variant)).content_hash
@@ -139,7 +133,7 @@ def test_the_contents_are_the_stored_ones(numbered) -> None:
     assert found == json.loads(GOLDEN.read_text())
 
 
-def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
+def test_dynamic_masking_keeps_the_examples(small) -> None:
     static, dynamic = (small.make(*SMALL, *VARIANTS[name], name=name) for name in ("nsp", "nsp dynamic"))
     for ours, theirs in zip(tables(static, "train"), tables(dynamic, "train"), strict=True):
         assert np.array_equal(ours.original_ids, theirs.input_ids)
@@ -150,7 +144,7 @@ def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
 
 @pytest.fixture(scope="module")
 def segmented(numbered):
-    """A corpus whose token store says that words of the corpus are pairs: every odd token continues a word."""
+    """A corpus whose token store has words of two tokens: every odd token continues a word."""
     corpus = numbered(documents_of(60, 60, (2, 20), (3, 15)))
     config, tokenizer = corpus.config("data.language=en").data, Tokenizer.load(corpus.vocab)
     (source,) = resolve([str(corpus.text)], config)
@@ -162,11 +156,11 @@ def segmented(numbered):
 
 
 @pytest.mark.parametrize("variant", ["nsp", "none dynamic"])
-def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant: str) -> None:
+def test_segmented_words_are_masked_together_or_stored_in_starts_word(segmented, variant: str) -> None:
     data = segmented.make(*SMALL, "data.whole_word_mask=true", *VARIANTS[variant], name=variant)
     for table in tables(data, "train"):
         ids, before = table.original_ids, np.roll(table.original_ids, 1)
-        # A word is an even token with the odd one after it; at the beginning of a segment an odd one stands alone.
+        # A word is an even token and the odd one after it. At the start of a segment, an odd token is a word.
         starts_word = (ids >= NUM_RESERVED) & ((ids % 2 == 0) | (before < NUM_RESERVED))
         if table.masks is None:
             assert np.array_equal(table.starts_word, starts_word)
@@ -176,5 +170,5 @@ def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant
         is_masked[table.masked_indices] = True
         continues = (ids >= NUM_RESERVED) & ~starts_word
         halves = is_masked[continues].astype(int) + np.roll(is_masked, 1)[continues]
-        # An example of a few tokens predicts one, where no word of two fits.
+        # A short example predicts one token, so no word of two tokens fits.
         assert (halves == 1).sum() < 0.1 * (halves == 2).sum()

@@ -1,4 +1,4 @@
-"""Pairs and full sentences: windows skip no text, and lengths and boundaries give no hint of the label."""
+"""Windows skip no text, and lengths and boundaries give no hint of the label."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ from .conftest import label_from_shape
 
 
 def text_of(documents: list[list[int]]) -> ShardText:
-    """Documents given as lists of sentence lengths; each token is its own place."""
+    """Return the text of documents, given as lists of sentence lengths. The id of a token is its position."""
     sentences = np.array([length for document in documents for length in document])
     starts = ragged.offsets_of(sentences)
     return ShardText(
@@ -27,9 +27,9 @@ def text_of(documents: list[list[int]]) -> ShardText:
         sentence_starts=starts,
         is_continuation=np.zeros(len(sentences), dtype=bool),
         slice_offsets=ragged.offsets_of(np.array([len(document) for document in documents])),
-        slice_own_sentences=np.array([len(document) for document in documents]),
+        num_slice_sentences=np.array([len(document) for document in documents]),
         documents=np.arange(len(documents)),
-        num_own_slices=len(documents),
+        num_shard_slices=len(documents),
     )
 
 
@@ -39,12 +39,12 @@ def documents_of(seed: int, count: int, sentences: tuple[int, int], words: tuple
 
 
 def owners(documents: list[list[int]]) -> np.ndarray:
-    """The document of each token."""
+    """Return the document of each token."""
     return np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
 
 
 def cut(text: ShardText, max_tokens: int, short: float, seed: int, *, at_sentences: bool) -> np.ndarray:
-    """Where each window, its B, and what follows it begin, (windows, 3)."""
+    """Return the start of A, the start of B and the end of B of each window, (windows, 3)."""
     windows = cut_windows(text, max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
     begins, ends = windows.starts, windows.starts + windows.lengths
     assert np.array_equal(ends[0::2], begins[1::2])
@@ -57,12 +57,12 @@ MAX_TOKENS, SHORT, SEEDS = st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0
 
 @pytest.mark.parametrize("at_sentences", [False, True])
 @given(DOCUMENTS, MAX_TOKENS, SHORT, SEEDS)
-@example([[5, 5], [30]], 13, 0.0, 0)  # an odd number of units of one sentence, cut from the end of the text
-@example(  # a last unit is left alone, and the next targets are short
+@example([[5, 5], [30]], 13, 0.0, 0)  # an odd number of units in a sentence, cut from the end of the text
+@example(  # a last unit is alone, and the next targets are short
     [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
      [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
 )  # fmt: skip
-def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, documents, max_tokens, short, seed) -> None:
+def test_windows_cover_every_token_within_documents(at_sentences, documents, max_tokens, short, seed) -> None:
     text, owner = text_of(documents), owners(documents)
     covered = np.zeros(len(owner), dtype=bool)
     for a, b, end in cut(text, max_tokens, short, seed, at_sentences=at_sentences):
@@ -75,34 +75,34 @@ def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, docu
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
-def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
+def test_sentence_windows_cut_no_sentence_and_repeat_only_the_last_ones(documents, short, seed) -> None:
     text = text_of(documents)
     windows = cut(text, 61, short, seed, at_sentences=True)
     assert np.isin(windows, text.sentence_starts).all()
-    assert text.begins_sentence(windows[:, 1]).all()
+    assert text.starts_sentence(windows[:, 1]).all()
     seen = np.zeros(text.sentence_starts[-1], dtype=int)
     for a, _, end in windows:
         seen[a:end] += 1
     assert seen.max() <= 2
-    # A last sentence left alone takes sentences before it along: once a document at most, and a window of them.
+    # A single last sentence is joined with sentences before it: once per document, and less than a window.
     for begin, end in itertools.pairwise(text.sentence_starts[text.slice_offsets]):
         assert (seen[begin:end] == 2).sum() < 61
 
 
 @given(DOCUMENTS, st.integers(1, 11), SEEDS)
-def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
-    assume(num_own < len(documents))
-    text = replace(text_of(documents), num_own_slices=num_own)
+def test_donor_slices_give_bs_but_no_pairs(documents: list[list[int]], num_paired: int, seed: int) -> None:
+    assume(num_paired < len(documents))
+    text = replace(text_of(documents), num_shard_slices=num_paired)
     windows = cut_windows(text, 61, 0.3, np.random.default_rng(seed), at_sentences=False)
     document = text.slices_of(windows.starts[0::2])
     assume(len(np.unique(document)) > 1)
     pairs = shuffle_segment_b(windows, text, 61, np.random.default_rng(seed))
-    assert np.array_equal(pairs.starts[0::2], windows.starts[0::2][document < num_own])
+    assert np.array_equal(pairs.starts[0::2], windows.starts[0::2][document < num_paired])
     assert abs(2 * int(pairs.labels.sum()) - len(pairs)) <= 1
-    assert np.array_equal(pairs.labels == 1, document[document < num_own] != text.slices_of(pairs.starts[1::2]))
+    assert np.array_equal(pairs.labels == 1, document[document < num_paired] != text.slices_of(pairs.starts[1::2]))
 
 
-def test_a_single_document_gives_no_random_b() -> None:
+def test_random_bs_of_a_single_document_are_an_error() -> None:
     text, rng = text_of([[5] * 50]), np.random.default_rng(0)
     with pytest.raises(ValueError, match="one document"):
         shuffle_segment_b(cut_windows(text, 61, 0.1, rng, at_sentences=False), text, 61, rng)
@@ -129,7 +129,7 @@ SHAPES = {
         documents_of(5, 200, (2, 8), (4, 30)) + documents_of(6, 1, (5000, 5000), (4, 30)), ()
     ),
     "nsp-tiny shards": (documents_of(7, 100, (1, 60), (4, 30)), ("data.examples_per_shard=64",)),
-    # As for next sentences, but no sentence is longer than half a window.
+    # Here no sentence is longer than half a window.
     "sop-long documents": (LONG, ("data.dupe_factor=6",)),
     "sop-documents of 1 to 8 sentences": (SHORTER, ("data.dupe_factor=5",)),
     "sop-shorter windows": (
@@ -146,7 +146,7 @@ SLOW = {"nsp-sentences longer than a window", "nsp-tiny shards", "sop-long docum
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHAPES]
 )
 def test_lengths_and_boundaries_give_no_hint_of_the_label(numbered, name: str) -> None:
-    """A classifier on lengths and boundaries, taken from finished shards, is as good as a coin."""
+    """A classifier on lengths and boundaries of the examples is as good as chance."""
     (documents, settings), objective = SHAPES[name], name[:3]
     corpus = numbered(documents, is_lines="without sentence ends" not in name)
     always = (f"data.next_sentence={objective}", "data.max_seq_length=64", "data.validation_fraction=0")
@@ -163,7 +163,7 @@ TOKENIZER = Tokenizer(special_tokens(0), lowercase=True, strip_accents=None, han
 
 
 def rows_of(text: ShardText, max_seq_length: int) -> list[list[range]]:
-    """The segments of each example of full sentences, as ranges of tokens."""
+    """Return the segments of each example of full sentences as ranges of tokens."""
     packed = pack_sentences(text, max_seq_length)
     segments = [range(start, start + length) for start, length in zip(packed.starts, packed.lengths, strict=True)]
     assert packed.labels is None
@@ -179,7 +179,7 @@ def rows_of(text: ShardText, max_seq_length: int) -> list[list[range]]:
 
 
 @given(DOCUMENTS, MAX_SEQ_LENGTHS)
-def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[list[int]], longest: int) -> None:
+def test_full_sentences_have_every_token_once_in_full_examples(documents: list[list[int]], longest: int) -> None:
     owner, lengths = owners(documents), [length for document in documents for length in document]
     is_inside = np.concatenate([np.arange(length) > 0 for length in lengths])
     is_long = np.repeat(np.array(lengths) > longest - 2, lengths)
@@ -191,7 +191,7 @@ def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[l
         free = longest - (1 + sum(len(segment) + 1 for segment in row))
         assert free >= 0
         found = [set(owner[list(segment)].tolist()) for segment in row]
-        # A [SEP] stands where a document ends, and nowhere else.
+        # Every segment is text of one document, and every document has one segment.
         assert [len(each) for each in found] == [1] * len(set.union(*found))
         assert not is_inside[row[0][0]] or is_long[row[0][0]]
         if following:
@@ -200,8 +200,8 @@ def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[l
             assert free < (starts[token] if is_whole else 1) + (token in document_ends)
 
 
-def test_a_sentence_cut_by_the_store_is_one_sentence_and_look_ahead_is_left_out() -> None:
-    divided, own = np.array([False, True, False, False, False]), np.array([3, 1])
-    text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=divided, slice_own_sentences=own)
+def test_packing_joins_continued_sentences_and_skips_look_ahead() -> None:
+    is_continuation, num_sentences = np.array([False, True, False, False, False]), np.array([3, 1])
+    text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=is_continuation, num_slice_sentences=num_sentences)
     assert rows_of(text, 16) == [[range(0, 12)], [range(12, 18), range(24, 29)]]
-    assert rows_of(replace(text_of([[5]]), slice_own_sentences=np.array([0])), 16) == []
+    assert rows_of(replace(text_of([[5]]), num_slice_sentences=np.array([0])), 16) == []

@@ -1,4 +1,4 @@
-"""Inputs in byte ranges: a few large archives are unpacked for all cores, and the cuts stay what they are."""
+"""Inputs cut into byte ranges, unpacked archives, and fractions of inputs."""
 
 import gzip
 import shutil
@@ -25,7 +25,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(source: object, vocab: Path, folder: Path, *settings: str) -> tuple[list[str], dict, list[Path]]:
-    """Make data of one copy; return the hashes of its shards, the corpus of its manifest, and its store's shards."""
+    """Make data of one copy, and return the shard hashes, the manifest's corpus entry and the store shards."""
     config = load_config(settings=["data.document_boundary=blank_line", "data.dupe_factor=1", *settings])
     data = DataFolder.open(make_data(config, [str(source)], vocab, folder / "data", workers=1))
     hashes = [record.sha256 for split in ("train", "validation") for record in data.shards(split)]
@@ -33,7 +33,7 @@ def build(source: object, vocab: Path, folder: Path, *settings: str) -> tuple[li
     return hashes, data.manifest["corpus"], sorted(folder.glob(".token-store/*/part-*"))
 
 
-def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
+def test_an_archive_in_parts_gives_the_shards_of_the_plain_file(
     tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write(tmp_path / "a.txt.gz", gzip.compress(english_text.read_bytes()))
@@ -41,7 +41,7 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
     packed, _, store_shards = build(archive, vocab_folder, tmp_path / "packed")
     assert packed == plain
     assert len(store_shards) > 3
-    # A store shard that is gone is rebuilt from the archive alone, cut as before whatever the sizes are now.
+    # A missing store shard is rebuilt from the archive with the saved cuts.
     shutil.rmtree(store_shards[1])
     shutil.rmtree(tmp_path / "packed" / "data")
     with monkeypatch.context() as patch:
@@ -57,7 +57,7 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
 
 
 @pytest.mark.parametrize("kind", ["row groups", "one row group", "folder of datasets"])
-def test_a_table_is_many_tasks_with_the_shards_of_one(tmp_path, english_text, vocab_folder, monkeypatch, kind) -> None:
+def test_a_table_in_parts_gives_the_shards_of_one_part(tmp_path, english_text, vocab_folder, monkeypatch, kind) -> None:
     table = pa.table({"text": english_text.read_text(encoding="utf-8").split("\n\n")})
     source = f"{tmp_path}/a.parquet"
     if kind != "folder of datasets":
@@ -73,7 +73,7 @@ def test_a_table_is_many_tasks_with_the_shards_of_one(tmp_path, english_text, vo
     assert (len(one), len(several) > 3) == (1, True)
 
 
-def test_many_small_files_are_few_store_shards_and_keep_their_figures(tmp_path, vocab_folder, monkeypatch) -> None:
+def test_small_files_share_store_shards_and_keep_their_counts(tmp_path, vocab_folder, monkeypatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 2000)
     for number in range(120):
         sentences = [f"File {number} says sentence {place}." for place in range(number % 5)]
@@ -87,7 +87,7 @@ def test_many_small_files_are_few_store_shards_and_keep_their_figures(tmp_path, 
     assert corpus["repairs_and_drops"] == {"empty_documents": 24}
 
 
-def test_a_fraction_of_a_large_file_and_its_archive_is_read(tmp_path, english_text, vocab_folder, small_parts) -> None:
+def test_a_fraction_of_a_large_file_or_archive_is_read(tmp_path, english_text, vocab_folder, small_parts) -> None:
     archive = write(tmp_path / "text.txt.gz", gzip.compress(english_text.read_bytes()))
     _, whole, _ = build(english_text, vocab_folder, tmp_path / "whole")
     for source in (english_text, archive):
@@ -96,7 +96,7 @@ def test_a_fraction_of_a_large_file_and_its_archive_is_read(tmp_path, english_te
         assert 0.1 < corpus["tokens"] / whole["tokens"] < 0.4
 
 
-def test_a_fraction_of_many_files_is_that_share_of_the_files(tmp_path: Path) -> None:
+def test_a_fraction_of_many_files_selects_files(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}.txt").write_text("One sentence.\nAnother sentence.\n")
     config = load_config(settings=["data.fraction=0.21"]).data

@@ -1,4 +1,4 @@
-"""The arrays of the package do what the plain Python of `reference.py` says: same invariants, same statistics."""
+"""The package has the same invariants and statistics as the plain Python of `reference.py`."""
 
 import itertools
 import random
@@ -26,22 +26,22 @@ CORPORA = {
 
 
 @dataclass
-class Figures:
-    """What a set of examples comes to, by either implementation."""
+class Metrics:
+    """The pairs and mask counts of one implementation."""
 
-    pairs: list[tuple[list[int], list[int], int]] = field(default_factory=list)  # A, B, label; a token is its place
+    pairs: list[tuple[list[int], list[int], int]] = field(default_factory=list)  # A, B, label; ids are positions
     shown: Counter[str] = field(default_factory=Counter)  # at masked positions: mask, original or random
 
     def count_mask(self, original: int, shown: int, mask_id: int) -> None:
         self.shown["mask" if shown == mask_id else "original" if shown == original else "random"] += 1
 
     def lengths(self, *labels: int) -> np.ndarray:
-        """Of A and B, (pairs, 2)."""
+        """Return the lengths of A and B, (pairs, 2)."""
         return np.array([(len(a), len(b)) for a, b, label in self.pairs if label in labels])
 
     @property
     def covered(self) -> set[int]:
-        """Tokens of A, and of a true B."""
+        """Tokens of A and of Bs with the label 0."""
         return {token for a, b, label in self.pairs for token in (*a, *(b if label == 0 else ()))}
 
 
@@ -51,8 +51,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
 
 
-def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Figures:
-    draw, metrics, windows = random.Random(seed), Figures(), []
+def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Metrics:
+    draw, metrics, windows = random.Random(seed), Metrics(), []
     places = iter(range(sum(map(sum, documents))))
     for number, lengths in enumerate(documents):
         sentences = [list(itertools.islice(places, length)) for length in lengths]
@@ -68,8 +68,8 @@ def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) ->
     return metrics
 
 
-def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Figures:
-    rng, metrics, text = np.random.default_rng(seed), Figures(), text_of(documents)
+def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Metrics:
+    rng, metrics, text = np.random.default_rng(seed), Metrics(), text_of(documents)
     segments = shuffle_segment_b(cut_windows(text, MAX_TOKENS, SHORT, rng, at_sentences=False), text, MAX_TOKENS, rng)
     spans = [list(range(at, at + length)) for at, length in zip(segments.starts, segments.lengths, strict=True)]
     metrics.pairs = list(zip(spans[0::2], spans[1::2], segments.labels.tolist(), strict=True))
@@ -82,7 +82,7 @@ def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Fi
     return metrics
 
 
-def check_invariants(metrics: Figures, documents: list[list[int]]) -> None:
+def check_invariants(metrics: Metrics, documents: list[list[int]]) -> None:
     owner, labels = owners(documents), [label for _, _, label in metrics.pairs]
     assert abs(2 * sum(labels) - len(labels)) <= 1
     for a, b, label in metrics.pairs:
@@ -94,13 +94,13 @@ def check_invariants(metrics: Figures, documents: list[list[int]]) -> None:
             assert len(set(owner[segment].tolist())) == 1
         assert (owner[a[0]] != owner[b[0]]) == (label == 1)
         assert label == 1 or b[0] == a[-1] + 1
-    # Every token of a document of two sentences is in an A, or in a B that was exchanged.
+    # The other tokens of documents with two sentences are in exchanged Bs.
     in_windows = sum(sum(document) for document in documents if len(document) > 1)
     assert len(metrics.covered) > 0.7 * in_windows
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_both_implementations_keep_the_invariants_and_have_the_same_statistics(corpus, tokenizer) -> None:
+def test_both_implementations_have_the_same_invariants_and_statistics(corpus, tokenizer) -> None:
     found = [
         [implementation(CORPORA[corpus], tokenizer, seed) for seed in range(3)]
         for implementation in (by_reference, by_arrays)
@@ -108,15 +108,15 @@ def test_both_implementations_keep_the_invariants_and_have_the_same_statistics(c
     for each in found:
         check_invariants(each[0], CORPORA[corpus])
 
-    def close(figure, tolerance: float) -> None:
-        plain, arrays = (np.mean([figure(metrics) for metrics in each]) for each in found)
+    def close(measure, tolerance: float) -> None:
+        plain, arrays = (np.mean([measure(metrics) for metrics in each]) for each in found)
         assert plain == pytest.approx(arrays, rel=tolerance), (plain, arrays)
 
     close(lambda f: len(f.pairs), 0.01)
     close(lambda f: f.lengths(0, 1).sum(axis=1).mean(), 0.01)
     close(lambda f: f.lengths(0, 1)[:, 0].mean(), 0.02)
     close(lambda f: f.lengths(0, 1)[:, 1].std(), 0.02)
-    for label in (0, 1):  # by label too: it must not show in the lengths
+    for label in (0, 1):  # lengths do not depend on the label
         close(lambda f, k=label: f.lengths(k)[:, 1].mean(), 0.02)
     close(lambda f: (f.lengths(0, 1).sum(axis=1) == MAX_TOKENS).mean(), 0.02)
     close(lambda f: len(f.covered), 0.02)

@@ -1,4 +1,4 @@
-"""`make-data` as a whole: examples that say the truth about any corpus, and the same bytes every time."""
+"""`make-data` from text to data folder: true labels for any corpus, and the same bytes every time."""
 
 import os
 import queue
@@ -42,7 +42,7 @@ CORPORA = {
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
+def test_next_sentence_labels_are_true(numbered, name: str) -> None:
     documents, settings = CORPORA[name]
     corpus = numbered(documents)
     data = corpus.make("data.max_seq_length=64", "data.dupe_factor=3", *settings)
@@ -52,7 +52,7 @@ def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
     for split, documents_seen in seen.items():
         for pair in corpus.pairs(data, split):
             a, b = (set(corpus.document[segment].tolist()) for segment in (pair.a, pair.b))
-            assert len(a) == len(b) == 1  # and so neither is empty
+            assert len(a) == len(b) == 1
             assert (np.diff(pair.a) == 1).all()
             assert (np.diff(pair.b) == 1).all()
             assert (a == b) == (pair.label == 0)
@@ -63,25 +63,24 @@ def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
     assert not seen["train"] & seen["validation"]
     assert len(seen["train"]) >= 2
     assert len(seen["validation"]) >= (2 if "validation" in folder.manifest["splits"] else 0)
-    # Each sentence of a document of several appears in some copy. Where one document outweighs the others, some of
-    # its Bs find no A of another to be with.
+    # Nearly every sentence is in some copy. If one document outweighs the others, some of its Bs have no partner.
     several = np.array([len(each) > 1 and n not in seen["validation"] for n, each in enumerate(documents)])
-    least, is_several = 0.98 if several.sum() > 20 else 0.9, several[corpus.document]
-    assert shown[is_several & corpus.begins].mean() > least
-    assert shown[is_several].mean() > least - 0.03
+    minimum, is_several = 0.98 if several.sum() > 20 else 0.9, several[corpus.document]
+    assert shown[is_several & corpus.begins].mean() > minimum
+    assert shown[is_several].mean() > minimum - 0.03
     check_manifest(data, documents)
 
 
-def test_a_random_b_comes_from_anywhere_in_the_corpus(numbered) -> None:
+def test_random_bs_come_from_the_whole_corpus(numbered) -> None:
     number = 300
     corpus = numbered(documents_of(60, number, (6, 12), (5, 12)))
     data = corpus.make("data.max_seq_length=64", name="far")
     documents = [corpus.document[[pair.a[0], pair.b[0]]] for pair in corpus.pairs(data, "train") if pair.label == 1]
     distances = np.abs(np.diff(documents, axis=1)) / number
-    assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # that of two uniform draws
+    assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # as of two uniform draws
 
 
-def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
+def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
     def plan(claim: str) -> Any:
         return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, claim=claim)
 
@@ -90,11 +89,11 @@ def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
     record.write_text("{}")
     build.open_records(plan("a"))
     assert record.exists()
-    build.open_records(plan("b"))  # such as one with other versions of libraries
+    build.open_records(plan("b"))
     assert not record.exists()
 
 
-def test_plans_with_other_weights_or_other_inputs_held_out_have_other_claims(small, tmp_path, monkeypatch) -> None:
+def test_the_claim_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
     claims: list[str] = []
     opened = build.open_records
     monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.claim) or opened(plan))
@@ -107,7 +106,7 @@ def test_plans_with_other_weights_or_other_inputs_held_out_have_other_claims(sma
 
 
 def check_manifest(data: Path, documents: list[list[int]]) -> None:
-    """Examples fit, labels are balanced in every shard, and the manifest counts what there is."""
+    """Check lengths, balanced labels in every shard, and the counts of the manifest."""
     folder = DataFolder.open(data)
     for split, entry in folder.manifest["splits"].items():
         found = tables(data, split)
@@ -130,7 +129,7 @@ def check_manifest(data: Path, documents: list[list[int]]) -> None:
         ([[5]] * 40 + [[5, 5]] * 3, "two sentences"),
     ],
 )
-def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numbered, documents, part) -> None:
+def test_a_corpus_without_pairs_is_an_error_and_the_output_stays_free(numbered, documents, part) -> None:
     corpus, other = numbered(documents), numbered([[5, 5, 5]] * 8)
     with pytest.raises(InputError, match=part):
         corpus.make()
@@ -146,7 +145,7 @@ def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numb
         (documents_of(9, 2, (1, 1), (3, 9)) + documents_of(10, 58, (3, 20), (3, 9)), ""),
     ],
 )
-def test_few_documents_and_many_single_sentences_are_warned_about(numbered, documents, warned: str, capsys) -> None:
+def test_few_documents_and_many_single_sentences_give_a_warning(numbered, documents, warned: str, capsys) -> None:
     numbered(documents).make("data.examples_per_shard=64", "data.max_seq_length=16", "data.dupe_factor=2")
     printed = capsys.readouterr().out
     assert ("warning" in printed) == bool(warned)
@@ -154,14 +153,17 @@ def test_few_documents_and_many_single_sentences_are_warned_about(numbered, docu
 
 
 @pytest.mark.parametrize("settings", [(), ("data.next_sentence=none", "data.masking=dynamic")])
-def test_bytes_do_not_depend_on_workers_place_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
+def test_bytes_do_not_depend_on_workers_paths_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
     config = small.config(*SMALL, *settings)
     one = make_data(config, [str(small.text)], small.vocab, tmp_path / "one", workers=1, store=tmp_path / "a")
     two = make_data(config, [str(small.text)], small.vocab, tmp_path / "two", workers=2, store=tmp_path / "b")
     monkeypatch.chdir(small.folder)
     here = make_data(config, ["text.txt"], Path("vocab"), tmp_path / "here", workers=1)
     assert digests(one) == digests(two)
-    assert {**digests(here), "manifest.json": ""} == {**digests(one), "manifest.json": ""}  # it names the input
+    assert {**digests(here), "manifest.json": ""} == {
+        **digests(one),
+        "manifest.json": "",
+    }  # has the input's path
 
 
 def test_copies_differ_in_pairs_and_masks(small) -> None:
@@ -174,7 +176,7 @@ def test_copies_differ_in_pairs_and_masks(small) -> None:
     assert len(copies[0] & copies[1]) < 0.05 * len(copies[0])
 
 
-def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered, tmp_path: Path, capsys) -> None:
+def test_the_same_command_changes_nothing_and_another_is_an_error(numbered, tmp_path: Path, capsys) -> None:
     small = numbered(documents_of(30, 60, (2, 20), (3, 15)))
     data = small.make(*SMALL)
     before, times = digests(data), {path: path.stat().st_mtime_ns for path in data.rglob("*")}
@@ -195,7 +197,7 @@ def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered,
     assert len([path for path in (small.folder / ".token-store").iterdir() if path.is_dir()]) == 1
 
 
-def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_while_it_is_read_is_an_error(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, read = numbered([[5, 5, 5]] * 8), documents.read
     changes = iter([lambda: os.utime(corpus.text, ns=(5, 5)), corpus.text.unlink])
 
@@ -211,7 +213,7 @@ def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("removed", ["data", ".token-store"])
-def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbered, monkeypatch, removed: str) -> None:
+def test_a_folder_removed_during_the_run_is_one_error(numbered, monkeypatch, removed: str) -> None:
     corpus, build_shard = numbered(documents_of(30, 60, (2, 20), (3, 15))), build.build_shard
     command = ["make-data", corpus.text, "--vocab", corpus.vocab, "--output", corpus.folder / "data", "--workers", 1]
     command += [f"--set={setting}" for setting in (*SMALL, "data.document_boundary=blank_line")]
@@ -225,11 +227,11 @@ def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbere
         errors = call(*command, code=2).stderr
     assert errors.count("error: ") == 1
     assert str(corpus.folder / removed) in errors
-    shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # what was written after that
+    shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # written after it was removed
     call(*command)
 
 
-def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, monkeypatch) -> None:
+def test_a_command_waits_for_a_locked_token_store(small, tmp_path: Path, monkeypatch) -> None:
     arguments = (small.config(*SMALL), [str(small.text)], small.vocab)
     make_data(*arguments, tmp_path / "a", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()
@@ -248,25 +250,25 @@ def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, t
     assert (tmp_path / "b" / "manifest.json").exists()
 
 
-WHOLE = "data.whole_word_mask=true"
+WHOLE_WORDS = "data.whole_word_mask=true"
 
 
 @pytest.mark.parametrize(
     ("settings", "language", "segmenter"),
     [
         ([], "zh", None),
-        ([WHOLE], "zh", "jieba"),
-        ([WHOLE, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
+        ([WHOLE_WORDS], "zh", "jieba"),
+        ([WHOLE_WORDS, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
     ],
 )
-def test_chinese_is_recognised(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:
+def test_chinese_is_detected(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:
     config = load_config(settings=["data.dupe_factor=1", *settings])
     found = DataFolder.open(make_data(config, [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)).config
     assert (found.language, found.word_segmenter) == (language, segmenter)
 
 
-@pytest.mark.parametrize("settings", [[WHOLE], [WHOLE, "data.word_segmenter=jieba"]])
-def test_a_missing_segmenter_is_named_first(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("settings", [[WHOLE_WORDS], [WHOLE_WORDS, "data.word_segmenter=jieba"]])
+def test_a_missing_segmenter_is_an_early_error(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rjieba", None)
     with pytest.raises(ConfigError) as caught:
         make_data(load_config(settings=settings), [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)

@@ -1,4 +1,4 @@
-"""The token store: what the tokenizer says of every sentence, however the input is cut, and slices that add up."""
+"""The token store matches the tokenizer for any blocks, and slices of documents are read correctly."""
 
 import itertools
 import os
@@ -33,14 +33,14 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
 
 
 def sentences_of(store: TokenStore) -> list[list[list[int]]]:
-    """All documents as lists of sentences as lists of ids."""
+    """Return the ids of all documents, as lists of sentences."""
     numbers = np.arange(store.num_documents)
     text = store.read(np.stack([numbers, np.zeros_like(numbers), np.ones_like(numbers)]), 0)
     found = [text.ids[begin:end].tolist() for begin, end in itertools.pairwise(text.sentence_starts)]
     return [found[first:last] for first, last in itertools.pairwise(text.slice_offsets)]
 
 
-def test_the_store_holds_what_the_tokenizer_says(english_text, english_documents, vocab_folder, tmp_path) -> None:
+def test_the_store_matches_the_tokenizer(english_text, english_documents, vocab_folder, tmp_path) -> None:
     store, (summary,) = fill(english_text, vocab_folder, tmp_path)
     tokenizer, found = Tokenizer.load(vocab_folder), sentences_of(store)
     expected = [[tokenizer.encode_text(sentence) for sentence in document] for document in english_documents]
@@ -57,28 +57,28 @@ def test_the_store_holds_what_the_tokenizer_says(english_text, english_documents
 
 
 @pytest.mark.parametrize("look_ahead", [0, 50])
-def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_path: Path, look_ahead: int) -> None:
+def test_slices_of_a_document_are_its_text(english_text, vocab_folder: Path, tmp_path: Path, look_ahead: int) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)
     _, tokens = store.sizes_of(np.arange(store.num_documents))
     longest = int(np.argmax(tokens))
     numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
     whole = [*itertools.chain(*sentences_of(store)[longest])]
-    for of in (2, 7, 50):
-        text = store.read(np.stack([np.full(of, longest), np.arange(of), np.full(of, of)]), look_ahead)
+    for number in (2, 7, 50):
+        slices = np.stack([np.full(number, longest), np.arange(number), np.full(number, number)])
+        text = store.read(slices, look_ahead)
         begin, starts = 0, text.sentence_starts
-        for (first, last), num_own in zip(
-            itertools.pairwise(text.slice_offsets), text.slice_own_sentences, strict=True
-        ):
-            own = first + num_own
+        spans = itertools.pairwise(text.slice_offsets)
+        for (first, last), num_sentences in zip(spans, text.num_slice_sentences, strict=True):
+            slice_end = first + num_sentences
             span = text.ids[starts[first] : starts[last]].tolist()
             assert span == whole[begin : begin + len(span)]
-            begin += int(starts[own] - starts[first])
-            assert starts[last] - starts[own] >= min(look_ahead, len(whole) - begin)
+            begin += int(starts[slice_end] - starts[first])
+            assert starts[last] - starts[slice_end] >= min(look_ahead, len(whole) - begin)
         assert begin == len(whole)
 
 
-def test_a_store_shard_is_written_once_and_never_half(english_text, vocab_folder, tmp_path, monkeypatch) -> None:
+def test_a_store_shard_is_written_once_and_atomically(english_text, vocab_folder, tmp_path, monkeypatch) -> None:
     fill(english_text, vocab_folder, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     fill(english_text, vocab_folder, tmp_path)
@@ -90,7 +90,7 @@ def test_a_store_shard_is_written_once_and_never_half(english_text, vocab_folder
     assert not list(tmp_path.iterdir())
 
 
-def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text: Path, vocab_folder: Path) -> None:
+def test_the_key_depends_on_all_that_decides_ids(english_text: Path, chinese_text: Path, vocab_folder: Path) -> None:
     tokenizer = Tokenizer.load(vocab_folder)
     cased = Tokenizer(tokenizer.tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
 
@@ -105,9 +105,7 @@ def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text
 
 
 @pytest.mark.parametrize("settings", [{"document_boundary": "file"}, {"sentence_splitter": "lines"}])
-def test_a_byte_range_read_in_small_blocks_gives_the_same_store_shard(
-    monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path, settings: dict[str, str]
-) -> None:
+def test_the_store_does_not_depend_on_block_sizes(monkeypatch, english_text, vocab_folder, tmp_path, settings) -> None:
     config = LINES.model_copy(update=settings)
     _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
     monkeypatch.setattr(ingest, "BLOCK_CHARACTERS", 1000)
@@ -118,7 +116,7 @@ def test_a_byte_range_read_in_small_blocks_gives_the_same_store_shard(
         assert (tmp_path / "blocks" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
-def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, tmp_path: Path) -> None:
+def test_a_segmenter_marks_characters_that_continue_a_word(vocab_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("我们喜欢自然语言处理。\nThe 我们 and 我, 们.\n\n北京大学 words\n")
     config = LINES.model_copy(update={"whole_word_mask": True, "word_segmenter": "jieba"})
     fill(tmp_path / "a.txt", vocab_folder, tmp_path / "store", config)
@@ -131,7 +129,7 @@ def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, 
 
 
 @pytest.mark.parametrize("name", ["ids", "sentence_offsets", "is_continuation", "document_offsets"])
-def test_a_store_shard_that_is_cut_off_is_an_error(english_text, vocab_folder, tmp_path, name) -> None:
+def test_a_truncated_store_shard_is_an_error(english_text, vocab_folder, tmp_path, name) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)
     sentences_of(store)
     file = store_shard_folder(tmp_path, 0) / f"{name}.npy"
