@@ -50,7 +50,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=WITHOUT_PAIRS)
     network = loaded.model
     # A model of masked tokens alone has no pooler and no next-sentence head.
-    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.fresh)
+    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.missing)
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so masked tokens alone are evaluated")
     check_rows(model, network.vocab_size, tokenizer, "MODEL")
