@@ -31,10 +31,6 @@ class Layout:
     slots: Tensor | None  # (tokens,) int64: index of each token in the padded batch; None if nothing is padded
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
 
-    @property
-    def num_sequences(self) -> int:
-        return self.cu_seqlens.shape[0] - 1
-
 
 def make_layout(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str) -> Layout:
     """Return the layout of packed sequences from their `cu_seqlens`, (sequences + 1,) int32."""
@@ -49,14 +45,6 @@ def make_layout(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: s
     slots = slots + padding_before.repeat_interleave(lengths, output_size=num_tokens)
     mask = torch.arange(max_seqlen, device=bounds.device) < lengths[:, None]  # (sequences, max_seqlen)
     return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
-
-
-def pad(rows: Tensor, layout: Layout) -> Tensor:
-    """Pad packed rows with zeros: (tokens, width) to (sequences * max_seqlen, width)."""
-    if layout.slots is None:
-        return rows
-    padded = rows.new_zeros(layout.num_sequences * layout.max_seqlen, rows.shape[1])
-    return padded.index_copy_(0, layout.slots, rows)
 
 
 def attend_varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
@@ -75,8 +63,12 @@ def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) 
     `dropout_rate` applies to the attention probabilities; 0 for evaluation.
     """
     num_tokens, _, heads, head_size = query_key_value.shape
-    padded = pad(query_key_value.flatten(1), layout)  # (sequences * max_seqlen, 3 * hidden)
-    padded = padded.view(layout.num_sequences, layout.max_seqlen, 3, heads, head_size)
+    num_sequences, max_seqlen = layout.cu_seqlens.shape[0] - 1, layout.max_seqlen
+    padded = query_key_value.flatten(1)  # (tokens, 3 * hidden)
+    if layout.slots is not None:
+        zeros = padded.new_zeros(num_sequences * max_seqlen, padded.shape[1])
+        padded = zeros.index_copy_(0, layout.slots, padded)
+    padded = padded.view(num_sequences, max_seqlen, 3, heads, head_size)
     query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
     context = _scaled_dot_product(query, key, value, layout.mask, dropout_rate)
     context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)
@@ -109,8 +101,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        padded = gradient.new_zeros(ctx.num_slots, gradient.shape[1])
-        return padded.index_copy_(0, ctx.saved_tensors[0], gradient), None
+        zeros = gradient.new_zeros(ctx.num_slots, gradient.shape[1])
+        return zeros.index_copy_(0, ctx.saved_tensors[0], gradient), None
 
 
 _gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply

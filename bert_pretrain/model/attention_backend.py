@@ -34,18 +34,18 @@ def choose_attention(
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
-    if obstacle is None and setting == "varlen":
-        return "varlen", "as configured"
-    if obstacle is None:
-        reason = "flash attention without padding"
-        if longest is None:
-            return "varlen", reason
-        use_short, short_reason = try_short(device, dtype, head_size, longest)
-        return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
-    if setting == "varlen":
+    if obstacle is not None:
+        if setting == "auto":
+            return "padded", obstacle
         what = f"attention is 'varlen', but {obstacle}"
         raise ConfigError(what, where="train.attention", remedy="set it to auto or padded")
-    return "padded", obstacle
+    if setting == "varlen":
+        return "varlen", "as configured"
+    reason = "flash attention without padding"
+    if longest is None:
+        return "varlen", reason
+    use_short, short_reason = try_short(device, dtype, head_size, longest)
+    return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
 
 
 def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:

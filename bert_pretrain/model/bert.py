@@ -58,15 +58,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         num_tokens = hidden.shape[0]
-        if self.backend == "triton":
-            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
-            context = attend_short(query_key_value, layout.cu_seqlens, layout.max_seqlen).flatten(1)
-        elif self.backend == "varlen":
+        if self.backend == "varlen":
             parts = linear_chunks(hidden, self.query_key_value)
             query, key, value = (part.view(num_tokens, self.num_heads, -1) for part in parts)
-            context = attend_varlen(query, key, value, layout)
+            return self.output(attend_varlen(query, key, value, layout))  # (tokens, hidden)
+        query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
+        if self.backend == "triton":
+            context = attend_short(query_key_value, layout.cu_seqlens, layout.max_seqlen).flatten(1)
         else:
-            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
             context = attend_padded(query_key_value, layout, self.dropout if self.training else 0.0)
         return self.output(context)  # (tokens, hidden)
 

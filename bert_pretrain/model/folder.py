@@ -31,10 +31,7 @@ _REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGH
 
 
 def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
-    """Describe the first damaged file of a model written by `save_tensors`. Return None if there is none.
-
-    Only sizes are compared if `verify_hashes` is False.
-    """
+    """Return the damage of a model written by `save_tensors`, or None. Without `verify_hashes`, compare only sizes."""
     return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=verify_hashes)
 
 

@@ -126,9 +126,8 @@ def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _huggingface_names(name: str) -> list[str]:
     """Return Hugging Face's names of a parameter: three in order for a fused one, else one."""
     module, _, leaf = name.rpartition(".")
-    match = re.search(r"\.layers\.(\d+)\.", name)
-    layer = match.group(1) if match else ""
-    pattern = module.replace(f".layers.{layer}.", ".layers.{}.") if match else module
+    layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
+    pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
     modules = _FUSED_PARTS if pattern == _FUSED else (_NAMES[pattern],)
     return [f"{part.format(layer)}.{leaf}" for part in modules]
 
@@ -142,10 +141,9 @@ def load_model(
     required: tuple[str, ...] = (),
     flag: str = "MODEL",
 ) -> LoadedModel:
-    """Load any BERT folder for inference, in evaluation mode with fp32 weights.
+    """Load any BERT folder for inference, in evaluation mode with fp32 weights, and matrix products in `dtype`.
 
-    `dtype` is that of matrix products. The folder must have all tensors with a prefix in `required`, such as `cls.`.
-    Errors name `flag`.
+    The folder must have all tensors with a prefix in `required`, such as `cls.`. Errors name `flag`.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
@@ -193,10 +191,8 @@ def load_weights(
 
 
 def repeat_positions(rows: Tensor, number: int) -> Tensor:
-    """Repeat position embeddings, (positions, hidden), up to `number` rows if there are fewer.
-
-    Attention has learned relative distances, which repetition keeps everywhere except at the seams.
-    """
+    """Repeat position embeddings, (positions, hidden), up to `number` rows if there are fewer."""
+    # Repetition keeps the relative distances that attention has learned, except at the seams.
     return rows if number <= len(rows) else rows[torch.arange(number) % len(rows)]
 
 

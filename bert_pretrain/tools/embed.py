@@ -7,6 +7,7 @@ written in fp32. With fp32 matrix products they equal those of `transformers`.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,10 +73,7 @@ class Embedder:
         return self.bert.network.config.hidden_size * (NUM_LAST_LAYERS if self.pooling == "last4-concat" else 1)
 
     def blocks(self, texts: Texts, on_batch: Callable[[int], object], counts: Counter[str]) -> Iterator[Block]:
-        """Yield the vectors of all texts, in order, in blocks of bounded size.
-
-        `on_batch` is called with the number of texts in each batch. `counts` is updated.
-        """
+        """Yield blocks of vectors in order, and update `counts`. `on_batch` gets the number of texts in each batch."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
             counts["truncated"] += sum(len(each) > self.max_length - 2 for each in ids)
             sequences = [self.bert.add_special_tokens(each[: self.max_length - 2]) for each in ids]
@@ -172,16 +170,15 @@ def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -
     schema = pa.schema({**columns, **(features if level == "token" else {"embedding": vector})})
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["source"]) as writer:
         for texts, tokens, vectors in blocks:
-            arrays = [
-                pa.array([text.location for text in texts]),
-                pa.array([text.row for text in texts]),
-                pa.array([text.text for text in texts]),
-                pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector),
-            ]
+            array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector)
+            values: dict[str, Any] = {name: [getattr(text, name) for text in texts] for name in ("row", "text")}
+            values["source"] = [text.location for text in texts]
             if level == "token":
                 offsets = offsets_of(np.array([len(each) for each in tokens])).astype(np.int32)
-                arrays[3:] = [pa.array(tokens), pa.ListArray.from_arrays(pa.array(offsets), arrays[3])]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                values |= {"tokens": tokens, "embeddings": pa.ListArray.from_arrays(pa.array(offsets), array)}
+            else:
+                values["embedding"] = array
+            writer.write_table(pa.table(values, schema=schema))
 
 
 def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> None:

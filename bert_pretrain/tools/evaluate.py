@@ -10,14 +10,11 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
 from bert_pretrain.tools.texts import refuse_input_as_output
 
-# The inputs that each option can be used with.
-_INPUTS_OF_OPTION = {
-    "--metric": ("--text", "--pairs"),
-    "--batch-tokens": ("--text", "--pairs"),
-    "--output": ("--text", "--pairs"),
-    "--skip-empty": ("--text",),
-    "--per-token": ("--text",),
-    "--by": ("--pairs",),
+# The options, besides --json, that can be used with each input.
+_OPTIONS = {
+    "--data": (),
+    "--text": ("--metric", "--batch-tokens", "--output", "--skip-empty", "--per-token"),
+    "--pairs": ("--metric", "--batch-tokens", "--output", "--by"),
 }
 
 
@@ -41,8 +38,9 @@ def evaluate(
         what = f"there is {' and '.join(inputs) or 'nothing'} to evaluate on"
         raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
     for flag in (f"--{name.replace('_', '-')}" for name in used_options):
-        if inputs[0] not in (allowed := _INPUTS_OF_OPTION[flag]):
-            remedy = f"remove it, or use it with {' or '.join(allowed)}"
+        if flag not in _OPTIONS[inputs[0]]:
+            allowed = " or ".join(name for name, flags in _OPTIONS.items() if flag in flags)
+            remedy = f"remove it, or use it with {allowed}"
             raise ConfigError(f"{flag} has no effect with {inputs[0]}", where=flag, remedy=remedy)
     if "per_token" in used_options and "output" not in used_options:
         what, remedy = "token scores are written to a file, but there is no --output", "add --output FILE.jsonl"

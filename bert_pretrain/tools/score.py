@@ -33,6 +33,7 @@ METRICS = ("original", "word-l2r")
 GOOD, BAD = "sentence_good", "sentence_bad"  # fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)
 DEFAULT_GROUP = "UID"  # field with the phenomenon in BLiMP
 DECODED_ROWS = 256  # masked positions with logits at the same time: 31 MB in fp32 for 30,522 tokens
+Progress = Callable[[float], object]  # called with the number of texts in each batch, which can be a fraction
 
 
 def score_texts(
@@ -176,9 +177,7 @@ class Scorer:
                     remedy = "split it into sentences; scores of truncated texts cannot be compared"
                     raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
-    def scored(
-        self, texts: Iterable[Text], on_batch: Callable[[float], object]
-    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
+    def scored(self, texts: Iterable[Text], on_batch: Progress) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
         """Yield each text in order, with its ids truncated to the model's positions and their scores, (tokens,)."""
         max_tokens = self.bert.max_length - 2
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
@@ -186,10 +185,10 @@ class Scorer:
             truncated = [each[:max_tokens] for each in ids]
             yield from zip(group, truncated, self.token_scores(truncated, on_batch), strict=True)
 
-    def token_scores(self, texts: Sequence[np.ndarray], on_batch: Callable[[float], object]) -> list[np.ndarray]:
+    def token_scores(self, texts: Sequence[np.ndarray], on_batch: Progress) -> list[np.ndarray]:
         """Return the log-probability in nats of each token, given the rest of the text, as (tokens,) float64 per text.
 
-        Texts are ids without [CLS] and [SEP]. `on_batch` is called with the number of texts in each batch, a fraction.
+        Texts are ids without [CLS] and [SEP].
         """
         sequences = [self.bert.add_special_tokens(ids) for ids in texts]
         ends = [self._mask_ends(sequence) for sequence in sequences]
@@ -199,14 +198,12 @@ class Scorer:
         scores = np.zeros(len(text_of))
         with self.bert.running():
             for batch in batches_by_length(num_tokens[text_of] + 2, self.batch_tokens):
-                copies = []
+                copies, labels = [], []
                 for text, position in zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True):
                     copies.append(sequences[text].copy())
                     copies[-1][position : ends[text][position]] = self.bert.tokenizer.mask_id
-                labels = np.array(
-                    [sequences[text][position_of[at]] for at, text in zip(batch, text_of[batch], strict=True)]
-                )
-                scores[batch] = self._log_probabilities(copies, position_of[batch], labels)
+                    labels.append(sequences[text][position])
+                scores[batch] = self._log_probs(copies, position_of[batch], np.array(labels))
                 on_batch(float((1 / num_tokens[text_of[batch]]).sum()))
         return np.split(scores, np.cumsum(num_tokens)[:-1])
 
@@ -218,9 +215,7 @@ class Scorer:
         word_starts = np.flatnonzero(np.append(~self.bert.tokenizer.is_subword[sequence], True))
         return word_starts[np.searchsorted(word_starts, next_tokens)]
 
-    def _log_probabilities(
-        self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray
-    ) -> np.ndarray:
+    def _log_probs(self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the log-probability of one label per sequence at its position, (sequences,) float64."""
         packed = self.bert.pack(sequences)
         masked = packed[3][:-1].long() + torch.from_numpy(positions).to(self.bert.device)

@@ -56,12 +56,7 @@ class Texts:
     """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self,
-        inputs: Sequence[str],
-        text_field: TextField = "text",
-        *,
-        encoding: str = "utf-8",
-        skip_empty: bool = False,
+        self, inputs: Sequence[str], text_field: TextField, *, encoding: str = "utf-8", skip_empty: bool = False
     ) -> None:
         self._config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
