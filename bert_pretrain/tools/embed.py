@@ -28,7 +28,7 @@ POOLINGS = {  # by level; the first is the default
     "sentence": ("mean", "cls", "pooler", "last4-mean", "last4-concat"),
     "token": ("last", "last4-mean", "last4-concat"),
 }
-NUM_LAST_LAYERS = 4  # whose concatenation was best in Devlin et al. (2018), section 5.3, table 7
+NUM_LAST_LAYERS = 4  # their concatenation was best in section 5.3, table 7 of Devlin et al. (2018)
 BLOCK_BYTES = 128 << 20  # approximate size of the vectors in memory before they are written
 
 # Consecutive texts, their tokens, and their vectors: (texts, size) or (tokens of all texts, size) float32.
