@@ -48,7 +48,7 @@ def bert_folder(model: Path, flag: str = "MODEL") -> Path:
         from bert_pretrain.model.hub import model_folder
     folder = model_folder(model, flag)
     if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # sentence-transformers uses subfolders
-        check_model(folder, flag, whole=False)
+        check_model(folder, flag, verify_hashes=False)
         read_config(folder, flag)
     return folder
 

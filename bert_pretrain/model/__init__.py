@@ -1,1 +1,1 @@
-"""The BERT model: one file to read (`bert.py`), attention backends, Hugging Face names."""
+"""The BERT model (`bert.py`), attention backends, and model folders in Hugging Face's format."""

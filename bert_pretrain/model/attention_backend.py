@@ -1,4 +1,4 @@
-"""Which attention a model uses: what fits the device and, for short sequences, what is right and faster there."""
+"""Choose the attention backend: one that runs on the device, and is correct and fastest for short sequences."""
 
 import functools
 import importlib.util
@@ -10,13 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.model.attention import attend_varlen, layout_of
+from bert_pretrain.model.attention import attend_varlen, make_layout
 from bert_pretrain.model.short_attention import LONGEST, WIDTHS, attend_short
 
-MAX_DIFFERENCE = 0.02
-"""Largest relative difference between the kernels and attention in fp32; rounding to bf16 gives 0.002 to 0.004."""
-TIMED_VALUES, TIMED_CALLS, REPETITIONS = 2**24, 8, 5
-"""Elements of the hidden states in a call, calls timed as one, so that the host is ahead, and how often; the median."""
+MAX_RELATIVE_ERROR = 0.02  # of the short kernels against fp32; rounding to bf16 gives 0.002 to 0.004
 
 
 def choose_attention(
@@ -29,119 +26,122 @@ def choose_attention(
     dropout_rate: float,
     longest: int | None = None,
 ) -> tuple[str, str]:
-    """Return the backend for `auto`, `varlen` or `padded`, and the reason for it.
+    """Return the backend for the setting `auto`, `varlen` or `padded`, and the reason.
 
-    Where no sequence has more than `longest` tokens, `auto` may choose the kernels for short ones; None where unknown.
+    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the short kernels.
     """
     head_size = hidden_size // num_heads
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
-    if obstacle is None and setting == "varlen":
-        return "varlen", "as configured"
-    if obstacle is None:
-        is_better, why = (False, "") if longest is None else try_short(device, dtype, head_size, longest)
-        return ("triton", why) if is_better else ("varlen", f"flash attention without padding{why and f'; {why}'}")
+    if obstacle is not None:
+        if setting == "auto":
+            return "padded", obstacle
+        what = f"attention is 'varlen', but {obstacle}"
+        raise ConfigError(what, where="train.attention", remedy="set it to auto or padded")
     if setting == "varlen":
-        raise ConfigError(
-            f"attention is 'varlen', but {obstacle}", where="train.attention", remedy="set it to auto or padded"
-        )
-    return "padded", obstacle
+        return "varlen", "as configured"
+    reason = "flash attention without padding"
+    if longest is None:
+        return "varlen", reason
+    use_short, short_reason = try_short(device, dtype, head_size, longest)
+    return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
 
 
 def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:
     if device.type != "cuda":
-        return f"flash attention over packed sequences needs CUDA, the device is {device.type}"
+        return f"flash attention needs CUDA, the device is {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bf16 or fp16, the precision is {str(dtype).removeprefix('torch.')}"
     if dropout_rate > 0:
-        return f"it has no dropout, attention_probs_dropout_prob is {dropout_rate:g}"
+        return f"flash attention has no dropout, attention_probs_dropout_prob is {dropout_rate:g}"
     if head_size % 8 or head_size > 256:
-        return f"flash attention takes heads of a multiple of 8, up to 256 wide; here they are {head_size} wide"
+        return f"flash attention needs a head size that is a multiple of 8, up to 256; here it is {head_size}"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        return f"flash attention needs compute capability 8.0, this card has {major}.{minor}"
+        return f"flash attention needs compute capability 8.0, this GPU has {major}.{minor}"
     return None
 
 
 @functools.cache
 def try_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> tuple[bool, str]:
-    """Return whether the kernels for short sequences are right here, and faster than flash attention, and why."""
+    """Return whether the kernels for short sequences are correct and faster than flash attention, and the reason."""
     if longest > LONGEST or head_size not in WIDTHS:
-        return False, f"the Triton kernels take {LONGEST} tokens and heads of {', '.join(map(str, WIDTHS))}"
+        widths = ", ".join(map(str, WIDTHS))
+        return False, f"the Triton kernels need at most {LONGEST} tokens and a head size of {widths}"
     if importlib.util.find_spec("triton") is None:
         return False, "Triton is not installed"
     try:
-        difference = difference_of_short(device, dtype, head_size, longest)
-        if not difference <= MAX_DIFFERENCE:  # nor where one is not a number
-            return False, f"the Triton kernels are off by {difference:.2g} on this card"
-        share = _share_of_flash(device, dtype, head_size, longest)
-    except Exception as error:  # a card, or a version of Triton, for which they do not compile
-        what = f"the Triton kernels failed here: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        error = short_attention_error(device, dtype, head_size, longest)
+        if not error <= MAX_RELATIVE_ERROR:  # also True for NaN
+            return False, f"the Triton kernels have a relative error of {error:.2g} on this GPU"
+        ratio = _time_ratio_to_flash(device, dtype, head_size, longest)
+    except Exception as exception:  # the kernels may not compile on this GPU or with this version of Triton
+        message = str(exception).partition("\n")[0]
+        what = f"the Triton kernels failed: {type(exception).__name__}: {message}"
         if torch.cuda.is_available():
             _check_context(device, what)
         return False, what
-    return share < 1, f"the Triton kernels take {share:.2f} of the time of flash attention here"
+    return ratio < 1, f"the Triton kernels take {ratio:.2f} of the time of flash attention"
 
 
 def _check_context(device: torch.device, what: str) -> None:
-    """Refuse to go on where a kernel has left CUDA unusable for this process."""
+    """Raise `ConfigError` if a kernel left CUDA unusable for this process."""
     try:
         torch.cuda.synchronize(device)
     except Exception as error:
         raise ConfigError(what, where="train.attention", remedy="set it to varlen") from error
 
 
-def difference_of_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
-    """Return how far context and gradient are from those of attention in fp32, relative to the norm of these."""
+def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
+    """Return the larger relative error (by norm) of context and gradient against attention in fp32."""
     lengths = torch.tensor([longest, 1, longest // 2 + 1, longest - longest // 8], device=device)
     generator = torch.Generator().manual_seed(0)
     shape = (int(lengths.sum()), 3, 3, head_size)
-    drawn = torch.randn(*shape, generator=generator).to(device, dtype)
+    inputs = torch.randn(*shape, generator=generator).to(device, dtype)
     direction = torch.randn(shape[0], *shape[2:], generator=generator).to(device, dtype)
     sequence = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
     mask = sequence[:, None] == sequence[None, :]
 
-    def exact(query_key_value: Tensor) -> Tensor:
+    def masked_attention(query_key_value: Tensor) -> Tensor:
         query, key, value = query_key_value.permute(1, 2, 0, 3)  # 3 × (heads, tokens, head size)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(0, 1)
 
-    def with_gradient(attend: Callable[[Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
+    def context_and_gradient(attend: Callable[[Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
         inputs.requires_grad_()
         with torch.enable_grad():
             context = attend(inputs)
             return [context.detach(), *torch.autograd.grad(context, inputs, direction.to(inputs.dtype))]
 
     bounds = F.pad(lengths.cumsum(0), (1, 0)).int()
-    found = with_gradient(lambda inputs: attend_short(inputs, bounds, longest), drawn.clone())
-    expected = with_gradient(exact, drawn.float())
-    pairs = zip(found, expected, strict=True)
-    return max(float((ours.float() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
+    ours = context_and_gradient(lambda inputs: attend_short(inputs, bounds, longest), inputs.clone())
+    expected = context_and_gradient(masked_attention, inputs.float())
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))
 
 
-def _share_of_flash(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
-    """Return the time of the kernels, forward and backward, over that of flash attention."""
+def _time_ratio_to_flash(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
+    """Return the time of a forward and backward pass of the kernels, divided by the time of flash attention."""
     heads = max(1, 768 // head_size)
-    num_sequences = TIMED_VALUES // (heads * head_size * longest)
+    num_sequences = 2**24 // (heads * head_size * longest)
     tokens = num_sequences * longest
     bounds = torch.arange(0, tokens + 1, longest, dtype=torch.int32, device=device)
-    layout = layout_of(bounds, longest, tokens, "varlen")
+    layout = make_layout(bounds, longest, tokens, "varlen")
     inputs = torch.randn(tokens, 3, heads, head_size, device=device, dtype=dtype, requires_grad=True)
     direction = torch.randn(tokens, heads * head_size, device=device, dtype=dtype)
 
     def milliseconds(attend: Callable[[], Tensor]) -> float:
         times = []
-        for _ in range(1 + REPETITIONS):  # in the first one kernels are compiled
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            for _ in range(TIMED_CALLS):
+        for _ in range(6):  # the first one compiles the kernels
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            for _ in range(8):  # so that kernels, and not launches, are timed
                 torch.autograd.grad(attend(), inputs, direction)
             end.record()
             torch.cuda.synchronize(device)
-            times.append(begin.elapsed_time(end))
+            times.append(start.elapsed_time(end))
         return statistics.median(times[1:])
 
     with torch.enable_grad(), torch.cuda.device(device):
-        ours = milliseconds(lambda: attend_short(inputs, bounds, longest).flatten(1))
+        short_time = milliseconds(lambda: attend_short(inputs, bounds, longest).flatten(1))
         query, key, value = inputs.unbind(1)
-        return ours / milliseconds(lambda: attend_varlen(query, key, value, layout))
+        return short_time / milliseconds(lambda: attend_varlen(query, key, value, layout))

@@ -1,8 +1,8 @@
-"""The whole of BERT in reading order: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
+"""BERT in reading order: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
 
-Sequences are packed: all tokens of a batch are in one row, (tokens,), and `cu_seqlens` says where each sequence begins.
-Nothing is computed for padding, and the masked-language-model head runs on masked positions only. The mathematics is
-that of Hugging Face's `BertForPreTraining`; its names on disk are in `huggingface.py`.
+Sequences are packed: the tokens of a batch are concatenated, (tokens,), and `cu_seqlens` has the start of each
+sequence. Nothing is computed for padding, and the masked-language-model head runs on masked positions only. Outputs
+equal those of Hugging Face's `BertForPreTraining`; `huggingface.py` maps the names of the weights.
 """
 
 from collections import deque
@@ -15,21 +15,21 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, gelu_of, layout_of, three_outputs
+from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, linear_chunks, linear_gelu, make_layout
 from bert_pretrain.model.dropout import Dropout
 from bert_pretrain.model.short_attention import attend_short
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
-    """Normalise; on CUDA under autocast the result has 16 bits, as then have all hidden states between the layers."""
+    """Apply layer normalization. Under CUDA autocast, return 16 bits, so that all hidden states have 16 bits."""
     device = hidden.device.type
     result: Tensor = norm(hidden)
-    keeps = device == "cuda" and torch.is_autocast_enabled(device)
-    return result.to(torch.get_autocast_dtype(device)) if keeps else result
+    is_autocast = device == "cuda" and torch.is_autocast_enabled(device)
+    return result.to(torch.get_autocast_dtype(device)) if is_autocast else result
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and segment embeddings (section 3, figure 2)."""
+    """Sum of token, position and segment embeddings (section 3, figure 2)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with its output projection; query, key and value are one matrix in memory."""
+    """Multi-head self-attention with one fused query, key and value matrix, and the output projection."""
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
@@ -58,21 +58,20 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         num_tokens = hidden.shape[0]
-        if self.backend == "triton":
-            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
-            context = attend_short(query_key_value, layout.cu_seqlens, layout.max_seqlen).flatten(1)
-        elif self.backend == "varlen":
-            parts = three_outputs(hidden, self.query_key_value)
+        if self.backend == "varlen":
+            parts = linear_chunks(hidden, self.query_key_value)
             query, key, value = (part.view(num_tokens, self.num_heads, -1) for part in parts)
-            context = attend_varlen(query, key, value, layout)
+            return self.output(attend_varlen(query, key, value, layout))  # (tokens, hidden)
+        query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
+        if self.backend == "triton":
+            context = attend_short(query_key_value, layout.cu_seqlens, layout.max_seqlen).flatten(1)
         else:
-            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
             context = attend_padded(query_key_value, layout, self.dropout if self.training else 0.0)
         return self.output(context)  # (tokens, hidden)
 
 
 class Layer(nn.Module):
-    """One transformer layer; layer normalisation comes after each residual sum, as in the original."""
+    """Transformer layer with layer normalization after each residual sum (post-LN)."""
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
@@ -85,12 +84,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         hidden = normalized(self.attention_norm, hidden + self.dropout(self.attention(hidden, layout)))
-        wide = gelu_of(hidden, self.intermediate)  # (tokens, intermediate)
+        wide = linear_gelu(hidden, self.intermediate)  # (tokens, intermediate)
         return normalized(self.output_norm, hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
 
 
 class Encoder(nn.Module):
-    """The stack of layers; returns the outputs of the last `num_last`, concatenated: (tokens, num_last * hidden)."""
+    """Stack of layers. Returns the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
@@ -101,7 +100,6 @@ class Encoder(nn.Module):
         outputs: deque[Tensor] = deque(maxlen=num_last)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
-                # Keeps only the layer's input, and the state of the generators that dropout draws from.
                 hidden = checkpoint(layer, hidden, layout, use_reentrant=False)
             else:
                 hidden = layer(hidden, layout)
@@ -110,7 +108,7 @@ class Encoder(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector per sequence: the hidden state of its first token, [CLS], through a dense layer and tanh."""
+    """Dense layer and tanh over the hidden state of [CLS], the first token of each sequence."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """The transform before the decoder, whose matrix is the word embedding; its bias is kept here (section 3.1)."""
+    """Transform before the decoder, and the decoder's bias (section 3.1). Its matrix is the word embedding."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -135,7 +133,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """Two logits per sequence pair: class 0 means that B follows A, class 1 that it does not."""
+    """Two logits per sequence pair: class 0 if B follows A, class 1 if B is random."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -146,16 +144,16 @@ class NextSentenceHead(nn.Module):
 
 
 class PretrainingOutput(NamedTuple):
-    """Outputs that both pretraining losses need."""
+    """Inputs of the two pretraining losses."""
 
-    mlm_features: Tensor  # (masked, hidden): the decoder's input at each masked position; `decode` gives the logits
+    mlm_features: Tensor  # (masked, hidden): input of `decode` at each masked position
     nsp_logits: Tensor  # (sequences, 2)
 
 
 class BertForPreTraining(nn.Module):
-    """The encoder with both pretraining heads; `attention` is the backend that `choose_attention` returns.
+    """BERT with both pretraining heads. `attention` is a backend returned by `choose_attention`.
 
-    The weights are PyTorch's defaults; call `initialize`, or load some.
+    Weights have PyTorch's defaults until `initialize` is called or weights are loaded.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, attention: str = "padded") -> None:
@@ -171,23 +169,20 @@ class BertForPreTraining(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Weights and biases; the tied matrix counts once."""
+        """Return the number of weights and biases. The tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def encode(
         self,
         input_ids: Tensor,  # (tokens,) int
         token_type_ids: Tensor,  # (tokens,) int
-        position_ids: Tensor,  # (tokens,) int: 0, 1, 2, … in every sequence
+        position_ids: Tensor,  # (tokens,) int: 0, 1, 2, … in each sequence
         cu_seqlens: Tensor,  # (sequences + 1,) int32
         max_seqlen: int,
         num_layers: int = 1,
     ) -> Tensor:
-        """Return the last hidden state of every token, (tokens, hidden).
-
-        With `num_layers`, the outputs of that many last layers, concatenated in order: (tokens, num_layers * hidden).
-        """
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        """Return the concatenated outputs of the last `num_layers` layers, (tokens, num_layers * hidden)."""
+        layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
         return self.encoder(embedded, layout, num_layers)
 
@@ -202,25 +197,23 @@ class BertForPreTraining(nn.Module):
     ) -> PretrainingOutput:
         """Return the decoder's input at each masked position, and the next-sentence logits of each sequence.
 
-        Not the masked-language-model logits: with a vocabulary of 30,000 they are by far the largest tensor of a step,
-        so the training loss computes them in blocks; `decode` computes all of them.
+        The masked-language-model logits would be the largest tensor of a step. The training loss therefore computes
+        them in blocks; `decode` computes all of them.
         """
         hidden = self.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
         return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
 
     def decode(self, mlm_features: Tensor) -> Tensor:
-        """Return the masked-language-model logits, (masked, vocabulary), of `mlm_features`."""
+        """Return the masked-language-model logits, (masked, vocabulary)."""
         return F.linear(mlm_features, self.embeddings.word_embeddings.weight, self.mlm_head.bias)
 
     @torch.no_grad()
     def initialize(self, seed: int, names: set[str] | None = None) -> None:
-        """Draw initial weights, each parameter from its own random stream, so that none depends on the others.
+        """Draw initial weights of all parameters, or of `names`, each from a separate random stream.
 
-        Matrices are normal with standard deviation `initializer_range`, truncated at two of them, as in the paper's own
-        code (Hugging Face does not truncate); biases are 0, the gains of layer normalisation 1.
-
-        With `names`, only those parameters are drawn.
+        Matrices are normal with standard deviation `initializer_range`, truncated at two standard deviations as in the
+        paper's code (Hugging Face does not truncate). Biases are 0 and layer normalization weights 1.
         """
         deviation = self.config.initializer_range
         for name, parameter in self.named_parameters():
@@ -228,8 +221,8 @@ class BertForPreTraining(nn.Module):
                 continue
             if parameter.dim() == 2:
                 generator = torch.Generator().manual_seed(rng.torch_seed(seed, "initialize", name=name))
-                drawn = torch.empty(parameter.shape)  # on the CPU, so that every device starts from equal weights
-                nn.init.trunc_normal_(drawn, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
-                parameter.copy_(drawn)
+                weight = torch.empty(parameter.shape)  # on the CPU, so that every device starts from equal weights
+                nn.init.trunc_normal_(weight, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
+                parameter.copy_(weight)
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)

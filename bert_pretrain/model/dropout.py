@@ -1,7 +1,7 @@
-"""Dropout; on CPU with our own masks, because PyTorch draws its numbers one after another on a single core.
+"""Dropout. On CPU the mask comes from numpy, because PyTorch draws random numbers on a single core.
 
-Ours takes 16 random bits per element from numpy's fastest generator, in a tenth of the time; the mask kept for the
-backward pass has one byte per element. The rate is exact to 2^-16.
+SFC64 gives 16 random bits per element in a tenth of the time, and the saved mask has one byte per element. The rate is
+exact to 2^-16.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _LEVELS = 1 << 16
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class Dropout(nn.Module):
-    """Zero elements at a rate in training and scale the others to keep the mean (Srivastava et al., 2014)."""
+    """Zeroes elements at a rate during training and scales the rest to keep the mean (Srivastava et al., 2014)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class Dropout(nn.Module):
 
 
 def dropout(values: Tensor, rate: float) -> Tensor:
-    """Return `values` with each element zeroed at `rate`, the rest divided by `1 - rate`.
+    """Zero each element with probability `rate` and divide the rest by `1 - rate`.
 
-    It draws from the device's default generator, whose state therefore determines the mask.
+    The state of the device's default generator determines the mask.
     """
     if rate == 0.0:
         return values
@@ -42,32 +42,32 @@ def dropout(values: Tensor, rate: float) -> Tensor:
 class _DropoutOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
-        dropped = round(rate * _LEVELS)
-        kept = _random_words(values.numel()) >= dropped
-        mask = torch.from_numpy(kept.view(np.int8)).view(values.shape)
+        dropped_levels = round(rate * _LEVELS)
+        keep = _random_uint16(values.numel()) >= dropped_levels
+        mask = torch.from_numpy(keep.view(np.int8)).view(values.shape)
         ctx.save_for_backward(mask)
-        ctx.scale = _LEVELS / (_LEVELS - dropped)
-        return _masked(values, mask, ctx.scale)
+        ctx.scale = _LEVELS / (_LEVELS - dropped_levels)
+        return _mask_and_scale(values, mask, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _masked(gradients[0], ctx.saved_tensors[0], ctx.scale), None
+        return _mask_and_scale(gradients[0], ctx.saved_tensors[0], ctx.scale), None
 
 
 _dropout_on_cpu: Callable[[Tensor, float], Tensor] = _DropoutOnCpu.apply
 
 
-def _random_words(number: int) -> np.ndarray:
-    """Return `number` random uint16, seeded with torch's next random number."""
+def _random_uint16(size: int) -> np.ndarray:
+    """Return `size` random uint16, seeded from torch's generator."""
     seed = int(torch.randint(1 << 62, ()))
     generator = np.random.Generator(np.random.SFC64(seed))
-    return generator.integers(0, 1 << 64, -(-number // 4), dtype=np.uint64).view(np.uint16)[:number]
+    return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
 
 
-def _masked(values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return `scale * values` where the mask, int8, is 1, and 0 where it is 0."""
+def _mask_and_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return `scale * values` where the int8 mask is 1, and 0 where it is 0."""
     scaled = values * scale
-    # Zeroing numbers by clearing their bits is far faster on CPU than operations with booleans and floats.
-    bits = scaled.view(_INTEGERS[scaled.element_size()])
+    # Clearing bits is far faster on CPU than a product with a boolean or float mask.
+    bits = scaled.view(_INTEGER_TYPES[scaled.element_size()])
     bits &= mask.to(bits.dtype).neg_()
     return scaled

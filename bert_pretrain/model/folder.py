@@ -1,6 +1,6 @@
-"""What a model folder holds: sizes from `config.json`, shapes and checksums, all without torch; and its weights.
+"""Model folders on disk: sizes from `config.json`, shapes and checksums (read without torch), and weights.
 
-In the same order as by `transformers`: one file or several with an index, safetensors or pickles.
+Weight files are searched in the same order as in `transformers`: safetensors before pickles, one file before an index.
 """
 
 import hashlib
@@ -25,46 +25,42 @@ CARD = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
-_INDEX = ".index.json"
-REMEDY = f"name a folder that holds a BERT: {CONFIG} with {WEIGHTS} or {PICKLED_WEIGHTS}, in one file or several"
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
+_REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several"
 
 
-def damage_of_model(folder: Path, *, whole: bool = True) -> str | None:
-    """Return how a model that `save_tensors` has written was damaged; None if it was not.
-
-    Without `whole`, only sizes are compared.
-    """
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=whole)
+def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
+    """Return the damage of a model written by `save_tensors`, or None. Without `verify_hashes`, compare only sizes."""
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=verify_hashes)
 
 
-def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:
-    """Compare the bytes of a model folder, or without `whole` their number, with its checksums, if it has any."""
-    damage = damage_of_model(folder, whole=whole) if is_sealed(folder) else None
+def check_model(folder: Path, flag: str, *, verify_hashes: bool = True) -> None:
+    """Raise `DataError` if a model folder with checksums is damaged."""
+    damage = damage_of_model(folder, verify_hashes=verify_hashes) if is_sealed(folder) else None
     if damage:
-        remedy = "copy it again, or run the command that wrote it again; after a change of your own, remove its "
-        raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy + CHECKSUMS)
+        remedy = f"copy or write the folder again; if you changed it on purpose, remove its {CHECKSUMS}"
+        raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy)
 
 
 def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
-    """Return the model configuration and the size of the vocabulary from a folder's `config.json`."""
+    """Return the model configuration and the vocabulary size from a folder's `config.json`."""
     if not (folder / CONFIG).is_file():
-        missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
-        raise DataError(missing, where=flag, remedy=REMEDY)
-    found = read_json(folder / CONFIG)
+        what = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
+        raise DataError(what, where=flag, remedy=_REMEDY)
+    content = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
-    vocab_size = found.get("vocab_size") if isinstance(found, dict) else None
+    vocab_size = content.get("vocab_size") if isinstance(content, dict) else None
     if type(vocab_size) is not int or vocab_size < 1:
-        raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
+        raise DataError("vocab_size is missing or invalid", where=where, remedy=_REMEDY)
     required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for key, value in required.items():
-        if found.get(key, value) != value:
-            what = f"{key} is {str(found[key])[:80]!r}; only BERT with {value!r} is supported"
-            raise DataError(what, where=where, remedy=REMEDY)
+        if content.get(key, value) != value:
+            what = f"{key} is {str(content[key])[:80]!r}; only BERT with {value!r} is supported"
+            raise DataError(what, where=where, remedy=_REMEDY)
     try:
-        given = {key: found[key] for key in ModelConfig.model_fields if key in found}
-        config = ModelConfig.model_validate(given, strict=True)
+        settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
+        config = ModelConfig.model_validate(settings, strict=True)
     except ValidationError as error:
         raise DataError(first_problem(error), where=where, remedy="correct it, or name another folder") from error
     _check_sizes(config, vocab_size, folder, flag)
@@ -72,105 +68,104 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 
 
 def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
-    """Compare sizes with the weights before anything is built: then a model is no larger than its file."""
+    """Check shapes before a model is built, so that a wrong configuration cannot allocate more than the weights."""
     shapes = {current_name(name): shape for name, shape in read_weights(folder, flag, only_shapes=True).items()}
     hidden = config.hidden_size
-    demanded = {
+    expected = {
         WORD_EMBEDDINGS: (vocab_size, hidden),
         POSITIONS: (config.max_position_embeddings, hidden),
         "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
     }
     for number in range(min(config.num_hidden_layers, len(shapes))):
         layer = f"bert.encoder.layer.{number}"
-        demanded[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
-        demanded[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
-    for name, shape in demanded.items():
+        expected[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
+        expected[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
+    for name, shape in expected.items():
         if name not in shapes:
-            what = f"{folder} holds no {name}, which a BERT of the sizes in its {CONFIG} has"
-            raise DataError(what, where=flag, remedy=REMEDY)
+            what = f"{folder} has no tensor {name}, which a BERT with the sizes in its {CONFIG} needs"
+            raise DataError(what, where=flag, remedy=_REMEDY)
         check_shape(name, shapes[name], shape, folder, flag)
 
 
 def weights_sha256(folder: Path, flag: str) -> str:
-    """Return the SHA-256 of a folder's weights; for several files, that of their SHA-256s in order."""
+    """Return the SHA-256 of a folder's weight file, or the SHA-256 of the concatenated SHA-256s of several files."""
     sums = [sha256_file(path) for path in weight_files(folder, flag)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def read_weights(folder: Path, flag: str, *, only_shapes: bool = False) -> dict[str, Any]:
-    """Return a folder's tensors under their names there, on the CPU.
+    """Return a folder's tensors by their names on disk, on the CPU.
 
-    With `only_shapes` their shapes instead, for which of safetensors no more than the header is read.
+    With `only_shapes`, return shapes instead. Only the headers of safetensors are then read.
     """
-    found: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for path in weight_files(folder, flag):
         if path.suffix != ".safetensors":
             tensors = read_pickle(path)
-            found |= {name: tuple(tensor.shape) for name, tensor in tensors.items()} if only_shapes else tensors
+            weights |= {name: tuple(tensor.shape) for name, tensor in tensors.items()} if only_shapes else tensors
             continue
         try:
             if only_shapes:
                 with safe_open(path, "np") as file:
-                    found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                    weights |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             else:
                 from safetensors.torch import load_file
 
-                found |= load_file(path)
+                weights |= load_file(path)
         except (safetensors.SafetensorError, OSError, ValueError) as error:
-            what = f"{path.name} is broken: {error}"
-            raise DataError(what, where=str(path), remedy="copy it again") from error
-    return found
+            raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
+    return weights
 
 
 def read_pickle(path: Path) -> "dict[str, Tensor]":
-    """Read a pickle of plain tensors; any other pickle could run code and is refused."""
+    """Read a pickle of named tensors. Refuse any other pickle, which could run code."""
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()):
-            return found
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()):
+            return tensors
         cause = None
-    except Exception as error:  # the bytes of a broken pickle may do anything but run code
+    except Exception as error:  # a broken pickle can raise any exception
         cause = error
-    what = f"{path.name} is broken or holds more than named tensors, and was not unpickled"
+    what = f"{path.name} is broken or has more than named tensors, and was not unpickled"
     raise DataError(what, where=str(path), remedy="convert it to model.safetensors if you trust it") from cause
 
 
 def weight_files(folder: Path, flag: str) -> list[Path]:
-    """Return the files that hold a folder's weights; safetensors before a pickle."""
+    """Return the files with a folder's weights."""
     for name in (WEIGHTS, PICKLED_WEIGHTS):
         if (folder / name).is_file():
             return [folder / name]
-        if (folder / f"{name}{_INDEX}").is_file():
-            return _parts(folder / f"{name}{_INDEX}")
-    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=REMEDY)
+        if (folder / f"{name}.index.json").is_file():
+            return _indexed_files(folder / f"{name}.index.json")
+    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=_REMEDY)
 
 
-def _parts(index: Path) -> list[Path]:
-    """Return the files that an index names, which must be in its folder."""
-    found = read_json(index)
-    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+def _indexed_files(index: Path) -> list[Path]:
+    """Return the files that an index names. They must be in the folder of the index."""
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    what, files = f"{index.name} names no files in its folder", []
+    what = f"{index.name} names no files in its folder"
     if names and all(isinstance(name, str) and Path(name).name == name for name in names):
         files = sorted({index.parent / name for name in names})
-        missing = [path.name for path in files if not os.path.isfile(path)]  # unlike Path, for names of any length
+        missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file raises for too long names
         if not missing:
             return files
-        what = f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}"
+        what = f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:3])}"
     raise DataError(what, where=str(index), remedy="copy the folder again")
 
 
-def check_shape(name: str, found: tuple[int, ...], needed: tuple[int, ...], folder: Path, flag: str) -> None:
-    if found != needed:
-        what = f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}"
-        remedy = f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer"
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], folder: Path, flag: str) -> None:
+    if shape != expected:
+        what = f"the tensor {name} has the shape {str(shape)[:80]}, the model needs {str(expected)[:80]}"
+        remedy = f"correct the sizes in that folder's {CONFIG}, and use data made with its tokenizer"
         raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
 
 
 def current_name(name: str) -> str:
+    """Convert a tensor name of older versions, or of a bare `BertModel`, to that of `BertForPreTraining`."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    # A bare BertModel is saved without the prefix.
     return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name

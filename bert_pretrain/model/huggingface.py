@@ -1,7 +1,8 @@
-"""Model folders in Hugging Face's format: written for our models, and read for any BERT.
+"""Read and write model folders in Hugging Face's format.
 
-On disk a model is `config.json`, `model.safetensors` and the tokenizer's files; in memory, query, key and value are one
-matrix and the names are ours. Tied weights are stored once. A pickle is read only if it contains nothing but tensors.
+A folder has `config.json`, `model.safetensors` and the tokenizer's files. Our parameters have other names, and fuse
+query, key and value into one matrix. Tied weights are stored once. Any BERT folder can be read, but a pickle only if it
+has nothing but tensors.
 """
 
 import re
@@ -31,12 +32,11 @@ from bert_pretrain.model.folder import (
 from bert_pretrain.model.scale import export_exponent, scale_embeddings
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 
-PRETRAINING = "pretraining"
-"""Key of `config.json`: how a model was pretrained, which fine-tuning asks for."""
-_ROWS_OF_TOKENS = (WORD_EMBEDDINGS, "cls.predictions.bias")
+PRETRAINING = "pretraining"  # key of `config.json` that describes the pretraining, for fine-tuning
+_TENSORS_BY_TOKEN = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-# Ours -> Hugging Face's, as a prefix of the parameter's name; {} is the number of the layer.
+# Module names: ours -> Hugging Face's. {} is the number of the layer.
 _NAMES = {
     "embeddings.word_embeddings": "bert.embeddings.word_embeddings",
     "embeddings.position_embeddings": "bert.embeddings.position_embeddings",
@@ -57,16 +57,16 @@ _FUSED = "encoder.layers.{}.attention.query_key_value"
 _FUSED_PARTS = tuple(f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value"))
 
 
-class Loaded(NamedTuple):
-    """A model read from a folder, and the tensors that only one of the two has."""
+class LoadedModel(NamedTuple):
+    """A model read from a folder, and the differences between the two."""
 
     model: BertForPreTraining
-    fresh: list[str]  # Hugging Face's names of tensors that the folder lacks, which were initialized
-    unused: dict[str, Tensor]  # of the folder, which a BERT for pretraining does not have, such as another task's head
+    missing: list[str]  # Hugging Face's names of tensors that the folder lacks; they were initialized
+    unused: dict[str, Tensor]  # tensors of the folder that the model lacks, such as the head of another task
 
 
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
+    """Write a model folder that `transformers` can load. `folder` must exist and should not be in use."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save_tensors(to_huggingface(weights), model, folder, tokenizer)
 
@@ -78,10 +78,10 @@ def save_tensors(
     tokenizer: Tokenizer,
     pretraining: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write weights, under Hugging Face's names, as `save_model` writes the model's own.
+    """Write a model folder with the given weights, which have Hugging Face's names.
 
-    `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
-    folder holds then; a card that is written later may be edited.
+    `pretraining` has the `optimizer`, the `language` and the number of `tokens`. The checksums do not cover the model
+    card, which is written later and may be edited.
     """
     config = {
         "architectures": ["BertForPreTraining"],
@@ -100,27 +100,21 @@ def save_tensors(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write one safetensors file with the permissions of any new file.
-
-    Safetensors itself writes to a private temporary file, whose permissions the model would keep.
-    """
+    """Write a safetensors file with default permissions. `save_file` alone keeps those of a private temporary file."""
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata={"format": "pt"})
     path.chmod(mode)
 
 
-def exported(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Return weights, given by our own names, as a trained model is exported, and the exponent of their scale."""
+def export_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """Scale weights with our names for export, and return them with Hugging Face's names, and the exponent."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
     return to_huggingface(scale_embeddings(weights, exponent)), exponent
 
 
 def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors with the names and shapes of our parameters (weights or gradients), in fp32 on the CPU.
-
-    Each fused matrix becomes three.
-    """
+    """Convert our weights or gradients to Hugging Face's names and shapes, in fp32 on the CPU."""
     renamed = {}
     for name, tensor in tensors.items():
         parts = _huggingface_names(name)
@@ -130,11 +124,10 @@ def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _huggingface_names(name: str) -> list[str]:
-    """Return Hugging Face's names of one of our parameters: three for a fused one, in order, else one."""
+    """Return Hugging Face's names of a parameter: three in order for a fused one, else one."""
     module, _, leaf = name.rpartition(".")
-    number = re.search(r"\.layers\.(\d+)\.", name)
-    layer = number.group(1) if number else ""
-    pattern = module.replace(f".layers.{layer}.", ".layers.{}.") if number else module
+    layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
+    pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
     modules = _FUSED_PARTS if pattern == _FUSED else (_NAMES[pattern],)
     return [f"{part.format(layer)}.{leaf}" for part in modules]
 
@@ -147,11 +140,10 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     required: tuple[str, ...] = (),
     flag: str = "MODEL",
-) -> Loaded:
-    """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
+) -> LoadedModel:
+    """Load any BERT folder for inference, in evaluation mode with fp32 weights, and matrix products in `dtype`.
 
-    `required` are prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`. Matrix
-    products are in `dtype`. `flag` is what errors name.
+    The folder must have all tensors with a prefix in `required`, such as `cls.`. Errors name `flag`.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
@@ -159,64 +151,59 @@ def load_model(
     size = {"hidden_size": config.hidden_size, "num_heads": config.num_attention_heads}
     backend, _ = choose_attention(attention, device, dtype, **size, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
-    fresh, unused = load_weights(model, folder, flag=flag, seed=0)
-    if lacking := [name for name in fresh if required and name.startswith(required)]:
-        what = f"{folder} lacks weights that this needs: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}"
-        remedy = "give a model with its pretraining heads, such as one written by 'bert-pretrain train'"
+    missing, unused = load_weights(model, folder, flag=flag, seed=0)
+    if needed := [name for name in missing if name.startswith(required)]:
+        what = f"{folder} lacks required weights: {', '.join(needed[:4])}{' …' if len(needed) > 4 else ''}"
+        remedy = "use a model with its pretraining heads, such as one written by 'bert-pretrain train'"
         raise DataError(what, where=flag, remedy=remedy)
-    return Loaded(model.to(device).eval(), fresh, unused)
+    return LoadedModel(model.to(device).eval(), missing, unused)
 
 
 @torch.no_grad()
 def load_weights(
     model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
 ) -> tuple[list[str], dict[str, Tensor]]:
-    """Load the weights of a BERT folder into a model and initialize what the folder lacks.
+    """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
-    `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are. Where the
-    model has more positions, those of the folder are repeated. Returns Hugging Face's names of the tensors initialized,
-    and the tensors of the folder that were not used, by name.
+    With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
+    repeated. Return Hugging Face's names of the initialized tensors, and the unused tensors of the folder by name.
     """
-    tensors = _normalised(read_weights(folder, flag))
+    tensors = _with_current_names(read_weights(folder, flag))
     if extension is not None:
-        for name in tensors.keys() & set(_ROWS_OF_TOKENS):
-            tensors[name] = _extended(name, tensors[name], extension, folder, flag)
+        for name in tensors.keys() & set(_TENSORS_BY_TOKEN):
+            tensors[name] = _extend_rows(name, tensors[name], extension, folder, flag)
     if POSITIONS in tensors:
-        tensors[POSITIONS] = more_positions(tensors[POSITIONS], model.config.max_position_embeddings)
-    fresh, drawn, used = [], set(), set()
+        tensors[POSITIONS] = repeat_positions(tensors[POSITIONS], model.config.max_position_embeddings)
+    missing, to_initialize, used = [], set(), set()
     for name, parameter in model.named_parameters():
         parts = _huggingface_names(name)
-        absent = [part for part in parts if part not in tensors]
-        if absent:
-            fresh += absent
-            drawn.add(name)
+        if absent := [part for part in parts if part not in tensors]:
+            missing += absent
+            to_initialize.add(name)
             continue
         shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
         for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
             check_shape(part, tuple(tensors[part].shape), shape, folder, flag)
             target.copy_(tensors[part])
         used.update(parts)
-    model.initialize(seed, drawn)
-    return fresh, {name: tensors[name] for name in sorted(set(tensors) - used)}
+    model.initialize(seed, to_initialize)
+    return missing, {name: tensors[name] for name in sorted(set(tensors) - used)}
 
 
-def more_positions(rows: Tensor, number: int) -> Tensor:
-    """Return `number` position embeddings, (number, hidden), by repeating those of `rows`, (positions, hidden).
-
-    Neighbours then keep their distance, which attention has learned, everywhere but at the seams. Fewer are not made.
-    """
+def repeat_positions(rows: Tensor, number: int) -> Tensor:
+    """Repeat position embeddings, (positions, hidden), up to `number` rows if there are fewer."""
+    # Repetition keeps the relative distances that attention has learned, except at the seams.
     return rows if number <= len(rows) else rows[torch.arange(number) % len(rows)]
 
 
-def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
-    """Return the rows of an extended vocabulary: old ones unchanged, each new one the mean of its old pieces' rows.
+def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
+    """Return the rows of an extended vocabulary. The row of a new token is the mean of the rows of its old pieces.
 
-    Rows beyond the old vocabulary, with which some models are padded to a round number, belong to no token and are
-    dropped.
+    Rows beyond the old vocabulary, which pad some models to a round number, are dropped.
     """
     if rows.shape[0] < extension.num_old_tokens:
         what = f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows"
-        raise DataError(what, where=f"{flag} {folder}", remedy="put the model's own vocabulary there")
+        raise DataError(what, where=f"{flag} {folder}", remedy="put the model's vocabulary there")
     extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
     extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
     for index, pieces in extension.pieces.items():
@@ -224,24 +211,23 @@ def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag:
     return extended
 
 
-def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`."""
+def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of any BERT folder to the names of the current `BertForPreTraining`, and check them."""
     renamed = {}
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):
-            continue  # a buffer of older versions, always 0, 1, 2, …
+            continue  # a buffer of older versions: 0, 1, 2, …
         name = current_name(old_name)
         if name.startswith(("bert.", "cls.")) and (tensor.dtype not in _DTYPES or tensor.layout != torch.strided):
-            what = f"its numbers are {tensor.dtype}, {tensor.layout}, which is not supported"
+            what = f"{tensor.dtype} with {tensor.layout} is not supported"
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
         renamed[name] = tensor
-    # The decoder is tied to the embeddings; some versions store its two tensors nevertheless.
+    # The decoder is tied to the embeddings, but some versions store its two tensors.
     decoder, bias = (renamed.pop(f"cls.predictions.decoder.{leaf}", None) for leaf in ("weight", "bias"))
     embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
-        what = "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two"
-        remedy = "give a BERT with tied embeddings"
-        raise DataError(what, where="cls.predictions.decoder.weight", remedy=remedy)
+        what = "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them"
+        raise DataError(what, where="cls.predictions.decoder.weight", remedy="use a BERT with tied embeddings")
     if bias is not None:
         renamed.setdefault("cls.predictions.bias", bias)
     return renamed

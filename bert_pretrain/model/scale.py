@@ -1,6 +1,6 @@
-"""The scale of weights: how large they are exported, and the learning rate of fine-tuning that fits it.
+"""The scale of weights: a power of two for exported embeddings, and a learning rate for fine-tuning.
 
-Fine-tuning by AdamW moves a weight by about the learning rate per step, independent of the size of the weight.
+AdamW changes a weight by about the learning rate per step, however large the weight is.
 """
 
 import math
@@ -9,21 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-INITIAL_RMS = 0.02
-"""Standard deviation of BERT's initial weights (Devlin et al., 2018: the released code)."""
-EXPORTED_RMS = 0.05
-"""Largest root mean square of exported word embeddings, as of other BERTs."""
-BASE_RATE, BASE_WIDTH = 3e-4, 256
-"""Rate of fine-tuning for matrices of BERT's initial scale, measured for a width of 128 (RESULTS.md)."""
+INITIAL_RMS = 0.02  # standard deviation of BERT's initial weights (released code of Devlin et al., 2018)
+EXPORTED_RMS = 0.05  # largest root mean square of exported word embeddings, similar to other BERTs
+BASE_RATE, BASE_WIDTH = 3e-4, 256  # rate for matrices with `INITIAL_RMS`, measured at a width of 128 (RESULTS.md)
+# Above BASE_WIDTH the rate falls to 2.5e-5 at a width of 768. There, matrices with an RMS of 0.04 get the paper's 5e-5
+# (appendix A.3).
 WIDTH_POWER = 2.26
-"""Beyond, the rate falls so that it is 2.5e-5 at a width of 768, where matrices of an rms of 0.04 then get the paper's
-5e-5 (appendix A.3)."""
-_EMBEDDINGS = (
-    "embeddings.word_embeddings.weight",
-    "embeddings.position_embeddings.weight",
-    "embeddings.token_type_embeddings.weight",
-)
-_BEFORE_DECODER = ("mlm_head.layer_norm.weight", "mlm_head.layer_norm.bias")
 
 
 def rms(weight: Tensor) -> float:
@@ -31,23 +22,24 @@ def rms(weight: Tensor) -> float:
 
 
 def fine_tuning_rate(encoder: nn.Module, hidden_size: int) -> float:
-    """Return AdamW's learning rate for a network, by its width and the rms of the encoder's matrices, to one digit."""
+    """Return AdamW's learning rate for an encoder, from its width and the RMS of its matrices, to one digit."""
     scale = rms(torch.cat([weight.detach().flatten() for weight in encoder.parameters() if weight.dim() == 2]))
-    width = min(1.0, BASE_WIDTH / hidden_size) ** WIDTH_POWER
-    return float(f"{BASE_RATE * width * scale / INITIAL_RMS:.0e}")
+    width_factor = min(1.0, BASE_WIDTH / hidden_size) ** WIDTH_POWER
+    return float(f"{BASE_RATE * width_factor * scale / INITIAL_RMS:.0e}")
 
 
 def export_exponent(word_embeddings: Tensor) -> int:
-    """Return the smallest k, 0 or more, with which word embeddings times 2^-k have an rms of at most `EXPORTED_RMS`."""
+    """Return the smallest k >= 0 for which word embeddings times 2^-k have an RMS of at most `EXPORTED_RMS`."""
     size = rms(word_embeddings)
     return max(0, math.ceil(math.log2(size / EXPORTED_RMS))) if math.isfinite(size) and size > 0 else 0
 
 
 def scale_embeddings(tensors: Mapping[str, Tensor], exponent: int) -> dict[str, Tensor]:
-    """Return weights, by our own names, with all embeddings times 2^-exponent and equal outputs.
+    """Multiply all embeddings by 2^-exponent without a change of the outputs. Names are those of our parameters.
 
-    Layer normalisation follows the embeddings. The decoder, whose matrix are the word embeddings, gets an input that
-    is as much larger. A power of two changes no digit, so the opposite exponent gives the same weights back.
+    Layer normalization follows the embeddings. The decoder shares the word embeddings, so its input is scaled by
+    2^exponent. Powers of two are exact: the negative exponent restores the same weights.
     """
-    factors = dict.fromkeys(_EMBEDDINGS, 2.0**-exponent) | dict.fromkeys(_BEFORE_DECODER, 2.0**exponent)
+    factors = {f"embeddings.{kind}_embeddings.weight": 2.0**-exponent for kind in ("word", "position", "token_type")}
+    factors |= {f"mlm_head.layer_norm.{leaf}": 2.0**exponent for leaf in ("weight", "bias")}
     return {name: tensor * factors[name] if name in factors else tensor for name, tensor in tensors.items()}

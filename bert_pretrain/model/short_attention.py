@@ -1,6 +1,6 @@
-"""Attention within packed sequences of at most 128 tokens, by the Triton kernels of `short_kernels.py`.
+"""Attention within packed sequences of at most 128 tokens, with the Triton kernels of `short_kernels.py`.
 
-Over sequences this short, flash attention's backward pass moves three times the memory that it must.
+For such short sequences, flash attention's backward pass moves three times as much memory as necessary.
 """
 
 from typing import Any
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 LONGEST, WIDTHS = 128, (16, 32, 64)
+# Queries per block and launch options: the fastest of several dozen for BERT-Base on an H200.
 FORWARD = {"rows": 64, "num_warps": 4, "num_stages": 1, "maxnreg": 128}
 BACKWARD = {"rows": 32, "num_warps": 4, "num_stages": 3}
-"""Queries of a block, and how a program runs: the fastest of some dozens for BERT-Base on an H200."""
 
 
 def attend_short(query_key_value: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Attend within each sequence; (tokens, 3, heads, width) to (tokens, heads, width).
+    """Attend within each sequence: (tokens, 3, heads, width) to (tokens, heads, width).
 
-    `bounds` are (sequences + 1,) int32: the begin of each sequence, and the end of the last one. No sequence has more
-    than `longest` tokens, at most `LONGEST`; the width is one of `WIDTHS`.
+    `bounds`, (sequences + 1,) int32, has the start of each sequence and the end of the last one. Sequences have at most
+    `longest` tokens, which is at most `LONGEST`. The width must be in `WIDTHS`.
     """
     return short_attention(query_key_value, bounds, longest)[0]
 
 
 @torch.library.custom_op("bert_pretrain::short_attention", mutates_args=())
 def short_attention(query_key_value: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """Return the context, (tokens, heads, width), and the scores' logsumexp to base 2, (tokens, heads)."""
-    from bert_pretrain.model import short_kernels  # Triton comes with torch for CUDA only
+    """Return the context, (tokens, heads, width), and the logsumexp of the scores in base 2, (tokens, heads)."""
+    from bert_pretrain.model import short_kernels  # needs Triton, which only torch for CUDA installs
 
     context, logsumexp = _outputs(query_key_value, bounds, longest)
     tensors = query_key_value.contiguous(), context, logsumexp
@@ -38,23 +38,23 @@ def short_attention(query_key_value: Tensor, bounds: Tensor, longest: int) -> tu
 def short_gradients(
     gradient: Tensor, query_key_value: Tensor, logsumexp: Tensor, bounds: Tensor, longest: int
 ) -> Tensor:
-    """Return the gradient of query, key and value, (tokens, 3, heads, width), from that of the context."""
+    """Return the gradient of query, key and value, (tokens, 3, heads, width), from the gradient of the context."""
     from bert_pretrain.model import short_kernels
 
-    found = _gradients(gradient, query_key_value, logsumexp, bounds, longest)
-    tensors = query_key_value.contiguous(), gradient.contiguous(), logsumexp, found
+    gradients = _gradients(gradient, query_key_value, logsumexp, bounds, longest)
+    tensors = query_key_value.contiguous(), gradient.contiguous(), logsumexp, gradients
     _launch(short_kernels.attention_backward, *tensors, bounds=bounds, longest=longest, **BACKWARD)
-    return found
+    return gradients
 
 
 def _launch(kernel: Any, *tensors: Tensor, bounds: Tensor, longest: int, rows: int, **options: int) -> None:
     _, _, heads, width = tensors[0].shape
     keys = max(16, 1 << (longest - 1).bit_length())
     shape = {"HEADS": heads, "WIDTH": width, "KEYS": keys, "ROWS": min(rows, keys)}
-    # Rows of a block are queries, and one block holds all keys: with keys as rows, some blocks read illegal addresses.
+    # One block holds all keys. Blocks of keys instead of queries would read illegal addresses.
     assert width in WIDTHS, shape
     assert shape["ROWS"] <= keys <= LONGEST, shape
-    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton launches on the current one
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton uses the current device
         kernel[(heads * (len(bounds) - 1),)](*tensors, bounds, width**-0.5, **shape, **options)
 
 

@@ -1,10 +1,10 @@
 """Triton kernels of attention within packed sequences that are short enough for one block of keys.
 
-A program computes one head of one sequence, and all its keys and values stay on the chip. So the forward pass reads
-query, key and value once and writes the context. The backward pass reads these and the gradient of the context,
-computes the probabilities again and writes three gradients. Nothing is added atomically: results repeat bit for bit.
-Rows are (3, heads, width) for query, key and value, and (heads, width) for the context. The mathematics is that of
-Vaswani et al. (2017), equation 1.
+A program computes one head of one sequence, with all keys and values on the chip. The forward pass reads query, key and
+value once and writes the context. The backward pass reads them and the gradient of the context, recomputes the
+probabilities and writes three gradients. There are no atomic additions, so results are bitwise reproducible.
+A row is (3, heads, width) for query, key and value, and (heads, width) for the context. The mathematics is equation 1
+of Vaswani et al. (2017).
 """
 
 import triton
@@ -17,7 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def _at(
     base, row, head, part: tl.constexpr, parts: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr
 ):
-    """Return pointers to (N, WIDTH) values: a head's, of one of a row's parts, from a row on."""
+    """Return pointers to (N, WIDTH) values of one head in one part of N rows, from `row` on."""
     base += (row.to(tl.int64) * parts + part) * (HEADS * WIDTH) + head * WIDTH
     return base + tl.arange(0, N)[:, None] * (parts * HEADS * WIDTH) + tl.arange(0, WIDTH)[None, :]
 
@@ -27,9 +27,9 @@ def attention_forward(
     query_key_value, context, logsumexp, bounds, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the context of one head of one sequence, which has at most KEYS tokens, by blocks of ROWS queries.
+    """Write the context of one head of one sequence with at most KEYS tokens, in blocks of ROWS queries.
 
-    And `logsumexp` of each row's scores, (rows, heads) in fp32, to base 2.
+    Also write `logsumexp` of the scores, (rows, heads) fp32, in base 2.
     """
     head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
@@ -56,7 +56,7 @@ def attention_backward(
     query_key_value, d_context, logsumexp, d_inputs, bounds, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of query, key and value from the gradient of the context."""
+    """Write the gradients of query, key and value."""
     head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     is_key = tl.arange(0, KEYS) < end - begin

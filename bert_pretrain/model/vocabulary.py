@@ -1,4 +1,4 @@
-"""Whether a model folder and a tokenizer match: the same tokens with the same ids, or an extension of them."""
+"""Checks that a model folder and a tokenizer match: the same tokens with the same ids, or an extension of them."""
 
 from pathlib import Path
 
@@ -8,61 +8,52 @@ from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_f
 
 
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
-    """Return how a tokenizer extends a model folder's own vocabulary; None if the folder has none.
+    """Return how a tokenizer extends the vocabulary of a model folder. Return None if the folder has no vocabulary.
 
-    The tokens are compared, for with equal sizes alone ids could mean other tokens.
+    Raise `DataError` if it is not an extension, or if the tokenizers treat text differently.
     """
     if not has_vocabulary(folder):
         return None
-    found = read_tokenizer_folder(folder, flag)
-    extension = find_extension(found.tokens, tokenizer.tokens)
+    old = read_tokenizer_folder(folder, flag)
+    extension = find_extension(old.tokens, tokenizer.tokens)
     if extension is None:
-        raise DataError(
-            f"the vocabulary of {folder} is not that of the data",
-            where=flag,
-            remedy="make the data with this model's folder as --vocab, or with one that 'vocab --extend' made from it; "
-            "or take a model trained on such data",
-        )
-    theirs = (found.whole_words, found.split_clusters, found.lowercase, found.strip_accents, found.handle_chinese_chars)
+        what = f"the vocabulary of {folder} differs from the vocabulary of the data"
+        remedy = "make the data with --vocab and this model's folder, or a folder that 'vocab --extend' made from it; "
+        raise DataError(what, where=flag, remedy=f"{remedy}or use a model trained on such data")
+    theirs = (old.whole_words, old.split_clusters, old.lowercase, old.strip_accents, old.handle_chinese_chars)
     ours = (tokenizer.whole_words, tokenizer.split_clusters, *tokenizer.settings.values())
     names = ("whole words", "clusters", *tokenizer.settings)
-    compared = 2 if found.lowercase is None else len(names)
-    if _in_effect(theirs)[:compared] != _in_effect(ours)[:compared]:
+    num_compared = 2 if old.lowercase is None else len(names)
+    if _in_effect(theirs)[:num_compared] != _in_effect(ours)[:num_compared]:
         pairs = zip(names, theirs, ours, strict=True)
-        differences = ", ".join(f"{name} {old} and {new}" for name, old, new in pairs if old != new)
-        raise DataError(
-            f"the tokenizer of {folder} treats text differently from that of the data: {differences}",
-            where=flag,
-            remedy="make the data with this model's folder as --vocab",
-        )
+        differences = ", ".join(f"{name} {a} and {b}" for name, a, b in pairs if a != b)
+        what = f"the tokenizers of {folder} and of the data treat text differently: {differences}"
+        raise DataError(what, where=flag, remedy="make the data with --vocab and this model's folder")
     return extension
 
 
 def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
+    """Replace a `strip_accents` of None by the value of `lowercase`, as BERT's tokenizer does."""
     *cut, lowercase, strip_accents, handle_chinese_chars = settings
     return *cut, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model whose word embedding does not match the size of a vocabulary.
+    """Raise `DataError` if the number of rows of a word embedding does not match a vocabulary.
 
-    A model with its own vocabulary may have extra rows, which pad it to a round number. They stay in the softmax, so
-    that results are those of `transformers`.
+    Models with a vocabulary in their folder may have extra rows, which pad the embedding to a round number. They stay
+    in the softmax, as in `transformers`.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
-        raise DataError(
-            f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}",
-            where=f"{flag} {folder}",
-            remedy="put the model's own vocab.txt there, or take data made with the model's own tokenizer folder",
-        )
+        what = f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}"
+        remedy = "put the model's vocab.txt there, or use data made with the model's tokenizer folder"
+        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
 
 
 def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model folder whose own vocabulary, if it has one, is not that of the tokenizer."""
+    """Raise `DataError` if a model folder has a vocabulary other than the tokenizer's."""
     extension = match_vocabulary(folder, tokenizer, flag)
     if extension is not None and extension.pieces:
-        raise DataError(
-            f"the vocabulary of {folder} is not that of the data, which extends it by {len(extension.pieces)} tokens",
-            where=flag,
-            remedy="make data with this model's folder as --vocab, or take a model trained on such data",
-        )
+        what = f"the vocabulary of the data extends the vocabulary of {folder} by {len(extension.pieces)} tokens"
+        remedy = "make data with --vocab and this model's folder, or use a model trained on such data"
+        raise DataError(what, where=flag, remedy=remedy)

@@ -1,1 +1,1 @@
-"""Uses of pretrained models: evaluate, score, fill masks, embed."""
+"""Tools for pretrained models: evaluate, score, fill masks, embed."""

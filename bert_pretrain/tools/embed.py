@@ -1,12 +1,13 @@
-"""`embed`: texts as vectors, one per text or one per token, in the order of the input.
+"""`embed`: one vector per text or per token, in the order of the input.
 
-Texts are read in groups of bounded size, sorted by length within a group, and run without padding. Vectors are fp32
-for any precision of the matrix products; in fp32 they are those of `transformers` from the same folder.
+Texts are read in groups of bounded size, sorted by length within a group, and run without padding. Vectors are always
+written in fp32. With fp32 matrix products they equal those of `transformers`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,22 +24,19 @@ from bert_pretrain.text.ragged import offsets_of, spans
 from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
-POOLINGS = {
+POOLINGS = {  # by level; the first is the default
     "sentence": ("mean", "cls", "pooler", "last4-mean", "last4-concat"),
     "token": ("last", "last4-mean", "last4-concat"),
 }
-"""Poolings by level; the first is the default."""
-NUM_LAST_LAYERS = 4
-"""Devlin et al. (2018), section 5.3, table 7: the last four layers, concatenated, were the best features."""
-BLOCK_BYTES = 128 << 20
-"""Vectors held in memory before they are written, approximately."""
+NUM_LAST_LAYERS = 4  # their concatenation was best in section 5.3, table 7 of Devlin et al. (2018)
+BLOCK_BYTES = 128 << 20  # approximate size of the vectors in memory before they are written
 
+# Consecutive texts, their tokens, and their vectors: (texts, size) or (tokens of all texts, size) float32.
 Block = tuple[list[Text], list[list[str]], np.ndarray]
-"""Some consecutive texts, their tokens, and their vectors: (texts, size) float32, or (tokens of all, size)."""
 
 
 class Embedder:
-    """A model and the kind of vectors wanted from it."""
+    """A model with a level and a pooling."""
 
     def __init__(
         self,
@@ -49,10 +47,9 @@ class Embedder:
         max_length: int | None,
         batch_tokens: int | None,
     ) -> None:
-        """Check the options and open the model."""
         if pooling is None and level == "sentence" and (model / MODULES).is_file():
-            what = "it is a folder of sentence-transformers, with its own pooling, normalization and maximal length"
-            remedy = "use that library, or name the vectors of its BERT alone, such as --pooling mean"
+            what = "this is a sentence-transformers folder, with its pooling, normalization and maximum length"
+            remedy = "use that library, or choose vectors of the BERT alone, for example with --pooling mean"
             raise ConfigError(what, where="MODEL", remedy=remedy)
         self.level, self.pooling = level, pooling or POOLINGS[level][0]
         if self.pooling not in POOLINGS[level]:
@@ -61,50 +58,50 @@ class Embedder:
         self.bert = open_bert(model, config, ("bert.pooler",) if self.pooling == "pooler" else ())
         positions, num_layers = self.bert.max_length, self.bert.network.config.num_hidden_layers
         if max_length is not None and not 3 <= max_length <= positions:
-            what = f"the length is {max_length}, the model {model} has {positions} positions"
-            remedy = f"give 3 to {positions} tokens, [CLS] and [SEP] included"
+            what = f"the maximum length is {max_length}, the model {model} has {positions} positions"
+            remedy = f"set it to 3 to {positions} tokens, including [CLS] and [SEP]"
             raise ConfigError(what, where="--max-length", remedy=remedy)
         if self.pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
-            what = f"{self.pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
+            what = f"{self.pooling} needs {NUM_LAST_LAYERS} layers, the model has {num_layers}"
             raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
         self.max_length = max_length or positions
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
 
     @property
     def size(self) -> int:
-        """The length of a vector."""
+        """Return the length of a vector."""
         return self.bert.network.config.hidden_size * (NUM_LAST_LAYERS if self.pooling == "last4-concat" else 1)
 
-    def blocks(self, texts: Texts, done: Callable[[int], object], counted: Counter[str]) -> Iterator[Block]:
-        """Yield the vectors of all texts, in order, in blocks of bounded size."""
+    def blocks(self, texts: Texts, on_batch: Callable[[int], object], counts: Counter[str]) -> Iterator[Block]:
+        """Yield blocks of vectors in order, and update `counts`. `on_batch` gets the number of texts in each batch."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            counted["truncated"] += sum(len(each) > self.max_length - 2 for each in ids)
+            counts["truncated"] += sum(len(each) > self.max_length - 2 for each in ids)
             sequences = [self.bert.add_special_tokens(each[: self.max_length - 2]) for each in ids]
-            # The sentence vectors of a group are small; the token vectors of that many long texts may not fit.
+            # Sentence vectors of a group fit in memory, but token vectors of many long texts may not.
             num_vectors = max(map(len, sequences)) if self.level == "token" else 1
             size = max(1, BLOCK_BYTES // (4 * self.size * num_vectors))
             for begin in range(0, len(sequences), size):
                 part = slice(begin, begin + size)
                 tokens = [[self.bert.tokenizer.tokens[index] for index in each] for each in sequences[part]]
-                yield group[part], tokens, self.vectors(sequences[part], done)
-            counted["texts"] += len(sequences)
-            counted["tokens"] += sum(map(len, sequences))
-        if counted["texts"] != texts.number:
-            what = f"the inputs had {texts.number:,} texts at first and {counted['texts']:,} now"
-            remedy = "run the command again once the inputs no longer change"
+                yield group[part], tokens, self.vectors(sequences[part], on_batch)
+            counts["texts"] += len(sequences)
+            counts["tokens"] += sum(map(len, sequences))
+        if counts["texts"] != texts.num_texts:
+            what = f"the inputs had {texts.num_texts:,} texts and now have {counts['texts']:,}"
+            remedy = "run the command again when the inputs no longer change"
             raise InputError(what, where=texts.sources[0].location, remedy=remedy)
 
-    def vectors(self, sequences: Sequence[np.ndarray], done: Callable[[int], object]) -> np.ndarray:
-        """Return the vectors of sequences in their order: (sequences, size) float32, or (tokens of all, size)."""
+    def vectors(self, sequences: Sequence[np.ndarray], on_batch: Callable[[int], object]) -> np.ndarray:
+        """Return vectors in the order of the sequences: (sequences, size) or (tokens, size) float32."""
         lengths = np.array([len(sequence) for sequence in sequences])
-        counts = lengths if self.level == "token" else np.ones_like(lengths)
-        offsets = offsets_of(counts)
+        num_vectors = lengths if self.level == "token" else np.ones_like(lengths)
+        offsets = offsets_of(num_vectors)
         vectors = np.empty((offsets[-1], self.size), dtype=np.float32)
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
-                found = self.pooled([sequences[index] for index in batch]).float()
-                vectors[spans(offsets[batch], counts[batch])] = found.cpu().numpy()
-                done(len(batch))
+                pooled = self.pooled([sequences[index] for index in batch]).float()
+                vectors[spans(offsets[batch], num_vectors[batch])] = pooled.cpu().numpy()
+                on_batch(len(batch))
         return vectors
 
     def pooled(self, sequences: Sequence[np.ndarray]) -> Tensor:
@@ -136,34 +133,34 @@ def embed(
     batch_tokens: int | None = None,
     skip_empty: bool = False,
 ) -> None:
-    """Write the vectors of all texts of some inputs to a file.
+    """Write the vectors of all texts of the inputs to a file.
 
-    `output` is `.parquet`, or for sentences `.npy`. By default `pooling` is the first of the level's `POOLINGS`, and
-    `max_length`, which includes [CLS] and [SEP], the model's positions; `batch_tokens` run at once, padding included.
+    `output` ends in `.parquet`, or in `.npy` for sentences. `pooling` defaults to the first of the level's `POOLINGS`.
+    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` includes padding.
     """
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
-        what = f"the ending of '{output.name}' is not a format for {level} vectors"
-        raise ConfigError(what, where="--output", remedy="end it in .parquet, or for sentences in .npy")
+        what = f"the extension of '{output.name}' is not a format for {level} vectors"
+        raise ConfigError(what, where="--output", remedy="use .parquet, or .npy for sentences")
     embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
     texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
-    print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
-    counted: Counter[str] = Counter()
+    print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.num_texts:,} texts")
+    counts: Counter[str] = Counter()
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
-        progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="embed") as bar,
+        progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="embed") as bar,
         atomic_path(output) as temporary,
     ):
-        blocks = embedder.blocks(texts, bar.update, counted)
+        blocks = embedder.blocks(texts, bar.update, counts)
         if output.suffix == ".npy":
-            _write_npy(temporary, blocks, (texts.number, embedder.size))
+            _write_npy(temporary, blocks, (texts.num_texts, embedder.size))
         else:
             _write_parquet(temporary, blocks, embedder.size, level)
-    if counted["truncated"]:
-        print(f"truncated  {counted['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
-    print(f"written    {output}: {counted['texts']:,} texts, {counted['tokens']:,} tokens")
+    if counts["truncated"]:
+        print(f"truncated  {counts['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
+    print(f"written    {output}: {counts['texts']:,} texts, {counts['tokens']:,} tokens")
 
 
 def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -> None:
@@ -173,20 +170,19 @@ def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -
     schema = pa.schema({**columns, **(features if level == "token" else {"embedding": vector})})
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["source"]) as writer:
         for texts, tokens, vectors in blocks:
-            arrays = [
-                pa.array([text.location for text in texts]),
-                pa.array([text.row for text in texts]),
-                pa.array([text.text for text in texts]),
-                pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector),
-            ]
+            array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector)
+            values: dict[str, Any] = {name: [getattr(text, name) for text in texts] for name in ("row", "text")}
+            values["source"] = [text.location for text in texts]
             if level == "token":
                 offsets = offsets_of(np.array([len(each) for each in tokens])).astype(np.int32)
-                arrays[3:] = [pa.array(tokens), pa.ListArray.from_arrays(pa.array(offsets), arrays[3])]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                values |= {"tokens": tokens, "embeddings": pa.ListArray.from_arrays(pa.array(offsets), array)}
+            else:
+                values["embedding"] = array
+            writer.write_table(pa.table(values, schema=schema))
 
 
 def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> None:
-    # A stream, not a memory map: on a full disk the first is an error message, the second a crash.
+    # Not a memory map, because that crashes on a full disk instead of raising an error.
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)

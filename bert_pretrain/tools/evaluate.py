@@ -1,4 +1,4 @@
-"""`evaluate`: metrics of a model on a data folder, on texts, or on minimal pairs, as a table and as JSON."""
+"""`evaluate`: metrics of a model on a data folder, texts or minimal pairs, as a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,16 +10,12 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
 from bert_pretrain.tools.texts import refuse_input_as_output
 
-_SCORED = ("--text", "--pairs")
-_SUBJECTS_OF = {
-    "--metric": _SCORED,
-    "--batch-tokens": _SCORED,
-    "--output": _SCORED,
-    "--skip-empty": ("--text",),
-    "--per-token": ("--text",),
-    "--by": ("--pairs",),
+# The options, besides --json, that can be used with each input.
+_OPTIONS = {
+    "--data": (),
+    "--text": ("--metric", "--batch-tokens", "--output", "--skip-empty", "--per-token"),
+    "--pairs": ("--metric", "--batch-tokens", "--output", "--by"),
 }
-"""Inputs with which each flag is allowed."""
 
 
 def evaluate(
@@ -32,25 +28,26 @@ def evaluate(
     json: Path | None,
     **options: Any,
 ) -> None:
-    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given.
+    """Evaluate a model on one of data, texts and pairs. Print the metrics, and write them to `json` if given.
 
     `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`.
     """
-    given = {name: value for name, value in options.items() if value}
-    subjects = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
-    if len(subjects) != 1:
-        what = f"there is {' and '.join(subjects) or 'nothing'} to evaluate on"
-        raise ConfigError(what, where="MODEL", remedy="give one of --data DIR, --text INPUT or --pairs INPUT")
-    for flag in (f"--{name.replace('_', '-')}" for name in given):
-        if subjects[0] not in _SUBJECTS_OF[flag]:
-            what, remedy = f"{flag} has no meaning with {subjects[0]}", f"it is for {' and '.join(_SUBJECTS_OF[flag])}"
-            raise ConfigError(what, where=flag, remedy=f"leave it out; {remedy}")
-    if "per_token" in given and "output" not in given:
-        what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
+    used_options = {name: value for name, value in options.items() if value}
+    inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
+    if len(inputs) != 1:
+        what = f"there is {' and '.join(inputs) or 'nothing'} to evaluate on"
+        raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
+    for flag in (f"--{name.replace('_', '-')}" for name in used_options):
+        if flag not in _OPTIONS[inputs[0]]:
+            allowed = " or ".join(name for name, flags in _OPTIONS.items() if flag in flags)
+            remedy = f"remove it, or use it with {allowed}"
+            raise ConfigError(f"{flag} has no effect with {inputs[0]}", where=flag, remedy=remedy)
+    if "per_token" in used_options and "output" not in used_options:
+        what, remedy = "token scores are written to a file, but there is no --output", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
     refuse_input_as_output(json, [*texts, *pairs], "--json")
-    if json is not None and "output" in given and json.resolve() == given["output"].resolve():
-        raise ConfigError(f"{json} is that of --output too", where="--json", remedy="name another file")
+    if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
+        raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
@@ -59,12 +56,12 @@ def evaluate(
     from bert_pretrain.tools.score import score_pairs, score_texts
 
     if pairs:
-        metrics, groups = score_pairs(model, pairs, config=config, **given)
+        metrics, groups = score_pairs(model, pairs, config=config, **used_options)
     else:
-        metrics, groups = score_texts(model, texts, config=config, **given), {}
+        metrics, groups = score_texts(model, texts, config=config, **used_options), {}
     _report(metrics, groups, json)
-    if "output" in given:
-        print(f"{'scores':<24}{given['output']}")
+    if "output" in used_options:
+        print(f"{'scores':<24}{used_options['output']}")
 
 
 def _report(metrics: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:

@@ -1,7 +1,6 @@
-"""A finished model applied to many texts: opening a BERT folder, packing sequences, batches under a token budget.
+"""Inference: open a BERT folder, pack sequences, and form batches under a token budget.
 
-Inputs are lists of ids, outputs what the network returns for the packed batch. Sequences of similar length go into one
-batch, so that attention with padding wastes little; the caller restores the order.
+Batches contain sequences of similar length, so that padded attention wastes little. The caller restores the order.
 """
 
 import contextlib
@@ -19,49 +18,42 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import (
-    CPU_MICRO_BATCH_TOKENS,
-    choose_device,
-    choose_precision,
-    keep_freed_memory,
-)
+from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, keep_freed_memory
 
-CUDA_BATCH_TOKENS = 32768
-"""About 2 GB of activations for BERT-Large in fp32, 1.5 GB for BERT-Base: none are kept for a backward pass."""
-
+# input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen
 Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]
-"""input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen."""
 
 
 @dataclass(frozen=True)
 class Bert:
-    """A model folder opened for inference: the network in evaluation mode, and its tokenizer."""
+    """A network in evaluation mode and its tokenizer."""
 
     network: BertForPreTraining
     tokenizer: Tokenizer
     device: torch.device
     dtype: torch.dtype
+    # Tensors of the folder that the network lacks, such as the head of a task.
     unused: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    """Tensors of the folder that the network does not have, such as the head of a task."""
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of a sequence, [CLS] and [SEP] included."""
+        """Return the maximum number of tokens of a sequence, including [CLS] and [SEP]."""
         return self.network.config.max_position_embeddings
 
     @property
     def batch_tokens(self) -> int:
-        """The default number of tokens of a batch."""
-        return CPU_MICRO_BATCH_TOKENS if self.device.type == "cpu" else CUDA_BATCH_TOKENS
+        """Return the default number of tokens per batch."""
+        # 32,768 tokens of BERT-Large in fp32 need about 2 GB on CUDA.
+        return CPU_MICRO_BATCH_TOKENS if self.device.type == "cpu" else 32768
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Compute without gradients, with matrix products in the chosen precision."""
+        """Disable gradients, and compute matrix products in `dtype`."""
         with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             yield
 
     def pack(self, sequences: Sequence[np.ndarray], token_type_ids: Sequence[np.ndarray] | None = None) -> Packed:
-        """Concatenate sequences, each with its [CLS] and [SEP], on the model's device; all are of type 0 by default."""
+        """Pack sequences, which include [CLS] and [SEP], on the model's device. Token types are 0 by default."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         offsets = ragged.offsets_of(lengths)
         ids = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(self.device)
@@ -78,24 +70,24 @@ class Bert:
 
 
 def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ()) -> Bert:
-    """Open any BERT folder with its tokenizer; `config` gives device, precision and attention.
+    """Open a BERT folder and its tokenizer on the device, and with the precision and attention, of `config`.
 
-    `required` is as in `load_model`, in addition to embeddings and encoder.
+    `required` are prefixes of tensors that the folder must have besides embeddings and encoder, as in `load_model`.
     """
     device = choose_device(config.device)
     keep_freed_memory(device)
     dtype = choose_precision(config.precision, device).dtype
-    needed = ("bert.embeddings", "bert.encoder", *required)
-    loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed)
+    required = ("bert.embeddings", "bert.encoder", *required)
+    loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=required)
     tokenizer = Tokenizer.load(folder, "MODEL")
     check_rows(folder, loaded.model.vocab_size, tokenizer, "MODEL")
     return Bert(loaded.model, tokenizer, device, dtype, loaded.unused)
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the indices of the sequences of each batch, longest first, at most `batch_tokens` including padding.
+    """Yield the indices of the sequences of each batch, longest first.
 
-    A longer sequence is a batch of its own.
+    A batch has at most `batch_tokens` tokens including padding, or one longer sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     begin = 0

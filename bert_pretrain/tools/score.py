@@ -1,12 +1,13 @@
 """Pseudo-log-likelihoods of texts, and accuracy on minimal pairs (Salazar et al., 2020).
 
-The pseudo-log-likelihood (PLL) of a text is the sum over its tokens of the log-probability that the model gives each
-one where it is masked, in nats. A text of n tokens is n sequences, which run packed with those of other texts, and only
-the masked positions are decoded. `word-l2r` also masks the rest of the same word, so that a word of several pieces is
-not predicted from its own end (Kauf and Ivanova, 2023).
+The pseudo-log-likelihood (PLL) of a text is the sum over its tokens of the log-probability that the model gives a token
+when it is masked, in nats. A text of n tokens becomes n sequences, and only the masked positions are decoded.
+`word-l2r` also masks the following tokens of the same word, which otherwise give the token away (Kauf and Ivanova,
+2023).
 """
 
 import contextlib
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,12 +30,10 @@ from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 METRICS = ("original", "word-l2r")
-GOOD, BAD = "sentence_good", "sentence_bad"
-"""The fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)."""
-DEFAULT_GROUP = "UID"
-"""BLiMP's name of a phenomenon."""
-DECODED_ROWS = 256
-"""Masked positions whose logits exist at once: 31 MB in fp32 for 30,522 tokens."""
+GOOD, BAD = "sentence_good", "sentence_bad"  # fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)
+DEFAULT_GROUP = "UID"  # field with the phenomenon in BLiMP
+DECODED_ROWS = 256  # masked positions with logits at the same time: 31 MB in fp32 for 30,522 tokens
+Progress = Callable[[float], object]  # called with the number of texts in each batch, which can be a fraction
 
 
 def score_texts(
@@ -48,18 +47,18 @@ def score_texts(
     per_token: bool = False,
     output: Path | None = None,
 ) -> dict[str, float]:
-    """Score every text of some inputs by a model.
+    """Score every text of the inputs.
 
-    Each line of `.txt` is a text. `batch_tokens` run at once, padding included. `output` is a file of JSON lines with
-    the score of each text, and with `per_token` of every token. Returns `pll` (of all texts) and `pll_per_token` in
-    nats, `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS]
-    and [SEP].
+    `batch_tokens` includes padding. `output` is a file of JSON lines with the score of each text, and with `per_token`
+    of every token. Return the total `pll` and the `pll_per_token` in nats, the `pseudo_perplexity` of the corpus, and
+    the numbers of `texts` and `tokens` (without [CLS] and [SEP]).
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
     texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
-    with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
+    bar_of_texts = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
+    with bar_of_texts as bar, _writer(output) as write:
         for text, ids, scores in scorer.scored(texts, bar.update):
             pll = float(scores.sum())
             total, num_tokens = total + pll, num_tokens + len(ids)
@@ -71,12 +70,12 @@ def score_texts(
             write(record)
     if scorer.num_truncated:
         what = f"{scorer.num_truncated:,} texts longer than the model's {scorer.bert.max_length} positions"
-        print(f"truncated  {what}: the score is that of the beginning")
+        print(f"truncated  {what}: only their first tokens are scored")
     return {
         "pll": total,
         "pll_per_token": total / num_tokens,
         "pseudo_perplexity": perplexity(-total / num_tokens),
-        "texts": texts.number,
+        "texts": texts.num_texts,
         "tokens": num_tokens,
     }
 
@@ -91,11 +90,11 @@ def score_pairs(
     by: str | None = None,
     output: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
+    """Measure the share of minimal pairs in which the good sentence has the higher pseudo-log-likelihood.
 
-    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`. `by` is a field for whose values accuracy is reported
-    too; by default `UID` where records have it. All else is as in `score_texts`. Returns `accuracy` (equal scores count
-    as wrong) and the number of `pairs`, in total and for every value of the field.
+    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`. Accuracy is also reported for each value of the field
+    `by`, by default of `UID` if records have it. Other parameters are those of `score_texts`. Return the `accuracy`
+    and the number of `pairs`, in total and by value. Equal scores count as wrong.
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
     pairs = read_pairs(inputs, by, encoding=config.data.encoding)
@@ -103,7 +102,7 @@ def score_pairs(
     refuse_input_as_output(output, (text.location for text in texts))
     scorer.refuse_long(texts)  # before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
-    with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
+    with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _writer(output) as write:
         scored = scorer.scored(texts, lambda number: bar.update(number / 2))
         plls = (float(scores.sum()) for _, _, scores in scored)
         for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
@@ -112,8 +111,8 @@ def score_pairs(
             record |= {by or DEFAULT_GROUP: group} if group else {}
             record |= {GOOD: good.text, BAD: bad.text, "pll_good": round(pll_good, 6), "pll_bad": round(pll_bad, 6)}
             write({**record, "correct": pll_good > pll_bad})
-    groups = {name: _accuracy(found) for name, found in sorted(correct.items()) if name}
-    return _accuracy([each for found in correct.values() for each in found]), groups
+    groups = {name: _accuracy(results) for name, results in sorted(correct.items()) if name}
+    return _accuracy(list(itertools.chain.from_iterable(correct.values()))), groups
 
 
 def _accuracy(correct: list[bool]) -> dict[str, float]:
@@ -123,15 +122,15 @@ def _accuracy(correct: list[bool]) -> dict[str, float]:
 def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8") -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
-    The group is the value of the field `by`, required in every record; if None, of `UID` where a record has it.
+    The group is the value of the field `by`, which every record must have. Without `by` it is the `UID`, if any.
     """
 
     def pair_of(record: dict[str, Any], position: Position) -> tuple[Text, Text, str]:
         for field in (GOOD, BAD, *filter(None, (by,))):
             value = record.get(field)
             if not isinstance(value, str | int if field == by else str) or not str(value).strip():
-                what = f"the record has no text in '{field}' (it has: {', '.join(list(record)[:8])})"
-                raise InputError(what, where=str(position), remedy="add it, or remove the pair")
+                what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
+                raise InputError(what, where=str(position), remedy="add it, or remove the record")
         location, group = position.part.source.location, record.get(by or DEFAULT_GROUP)
         good, bad = (Text(repair_surrogates(record[field]), location, position.number, "line") for field in (GOOD, BAD))
         return good, bad, "" if group is None else str(group)
@@ -139,16 +138,17 @@ def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8"
     pairs = []
     for source in resolve(inputs, DataConfig(encoding=encoding)):
         if source.format not in ("json", "jsonl"):
-            raise InputError("pairs are read from .jsonl", where=source.location, remedy=f"give {GOOD} and {BAD} there")
-        pairs += [pair_of(*found) for found in read_records(ByteRange(source), Counter())]
+            remedy = f"use records with {GOOD} and {BAD}"
+            raise InputError("pairs must be in .jsonl", where=source.location, remedy=remedy)
+        pairs += [pair_of(*record) for record in read_records(ByteRange(source), Counter())]
     if not pairs:
-        raise InputError("there is no pair", where=", ".join(inputs), remedy=f"give records with {GOOD} and {BAD}")
+        raise InputError("there are no pairs", where=", ".join(inputs), remedy=f"add records with {GOOD} and {BAD}")
     return pairs
 
 
 @contextlib.contextmanager
-def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
-    """Yield a function that writes a record to a file of JSON lines, written whole or not at all; None: no file."""
+def _writer(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
+    """Yield a function that writes a record as a JSON line, or does nothing without `output`. The file is atomic."""
     if output is None:
         yield lambda record: None
         return
@@ -158,7 +158,7 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
 
 
 class Scorer:
-    """A model and its scoring metric."""
+    """Holds a model and a scoring metric."""
 
     def __init__(self, model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> None:
         if metric not in METRICS:
@@ -169,68 +169,61 @@ class Scorer:
         self.num_truncated = 0
 
     def refuse_long(self, texts: Iterable[Text]) -> None:
-        """Refuse texts with more tokens than the model has positions."""
+        """Raise `InputError` for a text with more tokens than the model has positions."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
-            for text, each in zip(group, ids, strict=True):
-                if len(each) + 2 > self.bert.max_length:
-                    what = f"the text has {len(each) + 2} tokens, the model {self.bert.max_length} positions"
-                    remedy = "split it into sentences; the score of a truncated text is not comparable"
+            for text, text_ids in zip(group, ids, strict=True):
+                if len(text_ids) + 2 > self.bert.max_length:
+                    what = f"the text has {len(text_ids) + 2} tokens, the model has {self.bert.max_length} positions"
+                    remedy = "split it into sentences; scores of truncated texts cannot be compared"
                     raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
-    def scored(
-        self, texts: Iterable[Text], done: Callable[[float], object]
-    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
-        """Yield texts in their order, truncated to the model, each with its ids and their scores, (tokens,)."""
-        room = self.bert.max_length - 2
+    def scored(self, texts: Iterable[Text], on_batch: Progress) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
+        """Yield each text in order, with its ids truncated to the model's positions and their scores, (tokens,)."""
+        max_tokens = self.bert.max_length - 2
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            self.num_truncated += sum(len(each) > room for each in ids)
-            kept = [each[:room] for each in ids]
-            yield from zip(group, kept, self.token_scores(kept, done), strict=True)
+            self.num_truncated += sum(len(each) > max_tokens for each in ids)
+            truncated = [each[:max_tokens] for each in ids]
+            yield from zip(group, truncated, self.token_scores(truncated, on_batch), strict=True)
 
-    def token_scores(self, texts: Sequence[np.ndarray], done: Callable[[float], object]) -> list[np.ndarray]:
-        """Return the log-probability of every token of texts, in nats, given the rest of the text.
+    def token_scores(self, texts: Sequence[np.ndarray], on_batch: Progress) -> list[np.ndarray]:
+        """Return the log-probability in nats of each token, given the rest of the text, as (tokens,) float64 per text.
 
-        Texts are ids without [CLS] and [SEP]; the results are (tokens,) float64. After every batch, `done` is called
-        with the number of texts in it, as a fraction.
+        Texts are ids without [CLS] and [SEP].
         """
         sequences = [self.bert.add_special_tokens(ids) for ids in texts]
         ends = [self._mask_ends(sequence) for sequence in sequences]
         num_tokens = np.array([len(ids) for ids in texts])
-        text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
+        text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): every token is masked once
         position_of = 1 + positions_within(offsets_of(num_tokens))  # after [CLS]
         scores = np.zeros(len(text_of))
         with self.bert.running():
             for batch in batches_by_length(num_tokens[text_of] + 2, self.batch_tokens):
-                copies = []
+                copies, labels = [], []
                 for text, position in zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True):
                     copies.append(sequences[text].copy())
                     copies[-1][position : ends[text][position]] = self.bert.tokenizer.mask_id
-                labels = np.array(
-                    [sequences[text][position_of[at]] for at, text in zip(batch, text_of[batch], strict=True)]
-                )
-                scores[batch] = self._log_probabilities(copies, position_of[batch], labels)
-                done(float((1 / num_tokens[text_of[batch]]).sum()))
+                    labels.append(sequences[text][position])
+                scores[batch] = self._log_probs(copies, position_of[batch], np.array(labels))
+                on_batch(float((1 / num_tokens[text_of[batch]]).sum()))
         return np.split(scores, np.cumsum(num_tokens)[:-1])
 
     def _mask_ends(self, sequence: np.ndarray) -> np.ndarray:
-        """Return for every token of `[CLS] … [SEP]` the end of the tokens that are masked together with it."""
-        follows = np.arange(1, len(sequence) + 1)
+        """Return the end of the masked tokens when each token of `[CLS] … [SEP]` is scored."""
+        next_tokens = np.arange(1, len(sequence) + 1)
         if self.metric == "original":
-            return follows
-        begins = np.flatnonzero(np.append(~self.bert.tokenizer.is_subword[sequence], True))
-        return begins[np.searchsorted(begins, follows)]
+            return next_tokens
+        word_starts = np.flatnonzero(np.append(~self.bert.tokenizer.is_subword[sequence], True))
+        return word_starts[np.searchsorted(word_starts, next_tokens)]
 
-    def _log_probabilities(
-        self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray
-    ) -> np.ndarray:
-        """Return the log-probability of one label per sequence, at the given position, (sequences,) float64."""
+    def _log_probs(self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return the log-probability of one label per sequence at its position, (sequences,) float64."""
         packed = self.bert.pack(sequences)
         masked = packed[3][:-1].long() + torch.from_numpy(positions).to(self.bert.device)
         features = self.bert.network(*packed, masked).mlm_features  # (sequences, hidden)
-        wanted = torch.from_numpy(labels).to(self.bert.device)[:, None]
-        found = []
+        targets = torch.from_numpy(labels).to(self.bert.device)[:, None]
+        blocks = []
         for begin in range(0, len(labels), DECODED_ROWS):
             block = slice(begin, begin + DECODED_ROWS)
             logits = self.bert.network.decode(features[block]).float()  # (rows, vocabulary)
-            found.append(logits.gather(1, wanted[block]).squeeze(1) - logits.logsumexp(dim=1))
-        return torch.cat(found).cpu().double().numpy()
+            blocks.append(logits.gather(1, targets[block]).squeeze(1) - logits.logsumexp(dim=1))
+        return torch.cat(blocks).cpu().double().numpy()

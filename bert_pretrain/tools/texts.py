@@ -1,7 +1,7 @@
-"""Single texts for a model, from the same inputs as the stages: a line of `.txt`, a record of any other format.
+"""Texts for a model, from the same inputs as the stages: each line of `.txt`, or each record of any other format.
 
-Inputs are read twice. The first pass counts the texts and checks them, so that a progress bar has a total and an error
-is reported at once; the second yields them tokenized in groups, so that memory is bounded.
+Inputs are read twice. The first pass counts and checks the texts, so that a progress bar has a total and errors appear
+immediately. The second yields them tokenized in groups of bounded size.
 """
 
 import itertools
@@ -24,11 +24,10 @@ from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
+# Maximum size of a group of texts, which are sorted by length together. A single text may be longer.
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
-"""Read, tokenized and sorted by length at once; a single text may be longer."""
-NUM_WORDS_SHOWN = 3
-"""Unknown words in a warning."""
+MAX_WORDS_SHOWN = 3  # unknown words in a warning
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,8 @@ class Text:
 
     text: str
     location: str
-    row: int
-    """Number in its source, from 1."""
-    unit: str
-    """Name of a row in messages: a line or a record."""
+    row: int  # number in its source, from 1
+    unit: str  # "line" or "record"
 
     @property
     def where(self) -> str:
@@ -48,7 +45,7 @@ class Text:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no token: it holds nothing but blanks and what BERT's clean-up removes."""
+        """Return whether the text has only blanks and characters that BERT's tokenizer removes."""
         return all(
             character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
             for character in self.text
@@ -56,34 +53,28 @@ class Text:
 
 
 class Texts:
-    """The texts of inputs, checked and counted."""
+    """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self,
-        inputs: Sequence[str],
-        text_field: TextField = "text",
-        *,
-        encoding: str = "utf-8",
-        skip_empty: bool = False,
+        self, inputs: Sequence[str], text_field: TextField, *, encoding: str = "utf-8", skip_empty: bool = False
     ) -> None:
-        """Resolve inputs and read through them once."""
         self._config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
         )
         self.sources = resolve(inputs, self._config, every_split=True)
-        self.number = 0
+        self.num_texts = 0
         if any(source.format == "txt" for source in self.sources):
-            print("texts      each line of .txt is one")
+            print("texts      each line of .txt is one text")
         counts: Counter[str] = Counter()
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
             if text.is_empty and not skip_empty:
-                raise _empty(text)
+                raise _empty_error(text)
             counts["empty_texts_skipped"] += text.is_empty
-            self.number += not text.is_empty
-        if found := describe_reasons(join_reasons(counts)):
-            print(f"found      {', '.join(found)}")
-        if not self.number:
-            raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
+            self.num_texts += not text.is_empty
+        if reasons := describe_reasons(join_reasons(counts)):
+            print(f"found      {', '.join(reasons)}")
+        if not self.num_texts:
+            raise InputError("the inputs have no text", where=", ".join(inputs), remedy="name inputs with text in them")
 
     def _read(self, counts: Counter[str]) -> Iterator[Text]:
         for source in self.sources:
@@ -92,12 +83,11 @@ class Texts:
                 yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
-        """Read the texts that are not empty, in the order of the inputs."""
         return (text for text in self._read(Counter()) if not text.is_empty)
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
-    """Refuse to overwrite an input."""
+    """Raise `OutputError` if an input would be overwritten."""
     if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
         raise OutputError(f"{output} is an input", where=flag, remedy="name another file")
 
@@ -105,47 +95,47 @@ def refuse_input_as_output(output: Path | None, locations: Iterable[str], flag: 
 def encoded_groups(
     texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True
 ) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
-    """Yield texts in groups with their ids, without [CLS] and [SEP], in order.
+    """Yield groups of texts in order, with their ids without [CLS] and [SEP].
 
-    Warns at the end if the model knows few of their words, unless this is one pass of several over the same texts.
+    Warn at the end if too many tokens are [UNK]. Set `warns` to False if the same texts are encoded again.
     """
-    encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
+    encoder, unknown_words = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):
         encoded = [text.text.encode() for text in group]
         starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
         joined, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
         ids = [joined[begin:end] for begin, end in itertools.pairwise(offsets)]
-        for text, own in zip(group, ids, strict=True):
-            if not len(own):
-                raise _empty(text)
-            unknown.add(text.text, own)
+        for text, text_ids in zip(group, ids, strict=True):
+            if not len(text_ids):
+                raise _empty_error(text)
+            unknown_words.add(text.text, text_ids)
         yield group, ids
     if warns:
-        unknown.warn(MAX_UNK_SHARE)
+        unknown_words.warn(MAX_UNK_SHARE)
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
     group: list[Text] = []
-    characters = 0
+    num_characters = 0
     for text in texts:
         group.append(text)
-        characters += len(text.text)
-        if len(group) == GROUP_TEXTS or characters >= GROUP_CHARACTERS:
+        num_characters += len(text.text)
+        if len(group) == GROUP_TEXTS or num_characters >= GROUP_CHARACTERS:
             yield group
-            group, characters = [], 0
+            group, num_characters = [], 0
     if group:
         yield group
 
 
-def _empty(text: Text) -> InputError:
-    remedy = "fill it or remove it; for one text per row, --skip-empty skips all empty ones"
+def _empty_error(text: Text) -> InputError:
+    remedy = "add text, remove it, or skip all empty texts with --skip-empty"
     if text.unit == "line":
-        remedy += ", such as blank lines between documents; for one per document, give records (.jsonl)"
+        remedy += " (blank lines between documents, too); for one text per document, use records (.jsonl)"
     return InputError(f"the text is empty: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
 
 class UnknownWords:
-    """Counts the tokens of texts that are [UNK], and warns with some of their words."""
+    """Counts [UNK] tokens, and warns with examples of the words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -153,19 +143,19 @@ class UnknownWords:
         self._num_tokens = self._num_unknown = 0
 
     def add(self, text: str, ids: Sequence[int] | np.ndarray) -> None:
-        """Count a text, given its ids."""
-        unknown = int(np.count_nonzero(np.asarray(ids) == self._tokenizer.unk_id))
+        """Count the tokens of a text."""
+        num_unknown = int(np.count_nonzero(np.asarray(ids) == self._tokenizer.unk_id))
         self._num_tokens += len(ids)
-        self._num_unknown += unknown
-        if unknown and len(self._words) < NUM_WORDS_SHOWN:
+        self._num_unknown += num_unknown
+        if num_unknown and len(self._words) < MAX_WORDS_SHOWN:
             encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
             pairs = zip(encoding.ids, encoding.offsets, strict=True)
             self._words += [text[slice(*span)][:24] for token, span in pairs if token == self._tokenizer.unk_id]
 
-    def warn(self, tolerated_share: float) -> None:
-        """Warn if a larger share is unknown."""
-        if self._num_unknown > tolerated_share * self._num_tokens:
-            shown = ", ".join(map(repr, self._words[:NUM_WORDS_SHOWN]))
-            what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK] to the model: {shown}"
-            hint = "write the text in the language, script and case of the model's vocabulary, with its spaces"
+    def warn(self, max_share: float) -> None:
+        """Print a warning if more than `max_share` of the tokens are [UNK]."""
+        if self._num_unknown > max_share * self._num_tokens:
+            words = ", ".join(map(repr, self._words[:MAX_WORDS_SHOWN]))
+            what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK]: {words}"
+            hint = "use the language, script, case and word spacing of the model's vocabulary"
             print(f"warning: {what}\n  hint: {hint}", file=sys.stderr)

@@ -33,7 +33,7 @@ from bert_pretrain.io.files import (
 )
 from bert_pretrain.io.manifest import moved_while_writing
 from bert_pretrain.model.folder import CARD, WEIGHTS
-from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors, write_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, export_weights, save_tensors, write_tensors
 from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
@@ -103,7 +103,7 @@ class CheckpointWriter:
         if arrival is not None:
             arrival.synchronize()
         ours = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
-        weights, exponent = exported({name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in ours.items()})
+        weights, exponent = export_weights({name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in ours.items()})
         rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
         try:
             with atomic_folder(path) as temporary:

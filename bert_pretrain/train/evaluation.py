@@ -45,7 +45,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     dtype = hardware.choose_precision(config.precision, device).dtype
     loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=MLM_WEIGHTS)
     network = loaded.model
-    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.fresh)
+    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.missing)
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
     check_rows(model, network.vocab_size, tokenizer, "MODEL")

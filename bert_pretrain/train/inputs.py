@@ -33,7 +33,7 @@ def check_inputs(
     folder = DataFolder.open(data, verify=verify)
     check_output(output, overwrite=overwrite)
     if init_from is not None:
-        check_model(init_from, "--init-from", whole=False)
+        check_model(init_from, "--init-from", verify_hashes=False)
         config = _with_model_of(config, init_from, carry_optimizer=carry_optimizer)
     elif carry_optimizer:
         raise ConfigError(

@@ -20,7 +20,7 @@ from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import PRETRAINING, exported, load_model, load_weights, save_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
@@ -255,7 +255,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         metrics = []
     warning = nothing_learned(record, metrics)
     with atomic_folder(run.output / "model") as temporary:
-        weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
+        weights, _ = export_weights({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         has_curves = bool(metrics) and draw_curves(run.output, record, metrics, temporary)
         validation = log.newest.get("validation")

@@ -1,4 +1,4 @@
-"""Small models of our own, over the vocabulary of the synthetic language."""
+"""Small models with the vocabulary of the synthetic language."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.train.conftest import VOCAB_SIZE, make_tokenizer
 
+# The large initializer range makes logits differ, so that wrong gradients show.
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 24, "initializer_range": 0.2,
 }  # fmt: skip
-"""Initial weights wide enough that the logits differ well and a wrong gradient shows."""
 
 
 def make_model(dropout: float = 0.0, seed: int = 1, **sizes: Any) -> BertForPreTraining:

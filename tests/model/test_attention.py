@@ -1,4 +1,4 @@
-"""Both attention backends mean the same, `auto` chooses what can run, and dropout on CPU draws masks of its own."""
+"""Attention backends agree, `auto` chooses one that can run, and dropout on CPU is correct."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from torch import nn
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention
-from bert_pretrain.model.attention import attend_padded, attend_varlen, layout_of
+from bert_pretrain.model.attention import attend_padded, attend_varlen, make_layout
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.dropout import Dropout, dropout
 
 
 def layout(lengths: list[int], backend: str = "padded") -> Any:
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    return layout_of(bounds, max(lengths), sum(lengths), backend)
+    return make_layout(bounds, max(lengths), sum(lengths), backend)
 
 
 def reference(query_key_value: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """Softmax attention written out, a sequence at a time."""
+    """Compute softmax attention for one sequence at a time."""
     outputs = []
     for part in query_key_value.split(lengths):
         query, key, value = (tensor.transpose(0, 1) for tensor in part.unbind(1))  # (heads, length, head size)
@@ -29,7 +29,7 @@ def reference(query_key_value: torch.Tensor, lengths: list[int]) -> torch.Tensor
 
 
 @pytest.mark.parametrize("lengths", [[5, 1, 9, 3], [6, 6], [4]])
-def test_padded_attention_and_its_gradient_equal_the_definition(lengths: list[int]) -> None:
+def test_padded_attention_and_gradient_equal_the_definition(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(sum(lengths), 3, 2, 8, generator=generator, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(sum(lengths), 16, generator=generator, dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_padded_attention_and_its_gradient_equal_the_definition(lengths: list[in
     torch.testing.assert_close(*gradients)
 
 
-def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_calls_flash_attention_with_bounds_and_three_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [5, 1, 9]
 
     def flash(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> Any:
@@ -61,11 +61,11 @@ def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pyt
         ("cpu", torch.bfloat16, 64, 0.0, "needs CUDA"),
         ("cuda", torch.float32, 64, 0.0, "needs bf16 or fp16"),
         ("cuda", torch.bfloat16, 64, 0.1, "attention_probs_dropout_prob"),
-        ("cuda", torch.bfloat16, 26, 0.0, "26 wide"),
-        ("cuda", torch.bfloat16, 512, 0.0, "512 wide"),
+        ("cuda", torch.bfloat16, 26, 0.0, "here it is 26"),
+        ("cuda", torch.bfloat16, 512, 0.0, "here it is 512"),
     ],
 )
-def test_varlen_is_refused_where_it_cannot_run(
+def test_varlen_is_refused_if_it_cannot_run(
     device: str, dtype: torch.dtype, head_size: int, dropout_rate: float, reason: str
 ) -> None:
     place = torch.device(device)
@@ -79,46 +79,46 @@ def test_varlen_is_refused_where_it_cannot_run(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_elements_and_gradients_are_zeroed_at_the_rate_and_the_mean_stays(dtype: torch.dtype, rate: float) -> None:
+def test_dropout_zeroes_elements_and_gradients_at_the_rate_and_keeps_the_mean(dtype: torch.dtype, rate: float) -> None:
     torch.manual_seed(1)
     values = torch.ones(300, 501, dtype=dtype, requires_grad=True)
     dropped = dropout(values, rate)
     (gradient,) = torch.autograd.grad(dropped.sum(), values)
-    assert torch.equal(gradient, dropped)  # it passes where the value did, scaled alike
+    assert torch.equal(gradient, dropped)
     zeros = (dropped == 0).double().mean().item()
     assert zeros == pytest.approx(rate, abs=5 * (rate / values.numel()) ** 0.5)
     assert dropped.max().item() == pytest.approx(1 / (1 - rate), rel=1e-2)
     assert dropped.double().mean().item() == pytest.approx(1.0, abs=0.01)
-    # No row or column is favoured, as one would be by a generator that repeats itself.
+    # Columns are zeroed at equal rates, unlike with a generator that repeats itself.
     assert (dropped == 0).double().mean(dim=0).std().item() == pytest.approx((rate * (1 - rate) / 300) ** 0.5, rel=0.2)
 
 
-def test_nothing_is_dropped_in_evaluation_or_at_rate_zero_and_all_at_rate_one() -> None:
+def test_dropout_in_evaluation_and_at_rates_zero_and_one() -> None:
     values = torch.randn(50)
     assert Dropout(0.5).eval()(values) is values
     assert Dropout(0.0).train()(values) is values
     assert not Dropout(1.0).train()(values).any()
 
 
-def test_attention_with_dropout_is_that_without_it_on_average() -> None:
+def test_attention_with_dropout_averages_to_attention_without() -> None:
     torch.manual_seed(4)
     query_key_value, packed = torch.randn(17, 3, 2, 8), layout([5, 9, 3])
     plain = attend_padded(query_key_value, packed, 0.0)
     draws = torch.stack([attend_padded(query_key_value, packed, 0.2) for _ in range(1000)])
     assert (draws[0] - draws[1]).abs().max() > 0.1
-    # Each draw's error is of the size of the values; their mean's is a thirtieth of it.
+    # The error of the mean of 1,000 draws is about 1/30 of the error of one draw.
     torch.testing.assert_close(draws.mean(dim=0), plain, atol=0.14, rtol=0)
 
 
 @pytest.mark.parametrize("with_gelu", [True, False])
-def test_outputs_and_gradients_of_summed_layers_are_those_of_autograd(with_gelu: bool) -> None:
+def test_fused_linear_outputs_and_gradients_equal_autograd(with_gelu: bool) -> None:
     torch.manual_seed(0)
     linear, hidden = nn.Linear(16, 48), torch.randn(3 * attention.BLOCK_ROWS, 16, requires_grad=True)
-    found = attention._apply(hidden, linear, with_gelu)
-    expected = (attention.gelu_of(hidden, linear),) if with_gelu else attention.three_outputs(hidden, linear)
-    torch.testing.assert_close(found, tuple(expected))
+    ours = attention._fused_linear(hidden, linear.weight, linear.bias, with_gelu)
+    expected = (attention.linear_gelu(hidden, linear),) if with_gelu else attention.linear_chunks(hidden, linear)
+    torch.testing.assert_close(ours, tuple(expected))
     directions = [torch.randn_like(part) for part in expected]
     inputs = (hidden, linear.weight, linear.bias)
     torch.testing.assert_close(
-        torch.autograd.grad(found, inputs, directions), torch.autograd.grad(expected, inputs, directions)
+        torch.autograd.grad(ours, inputs, directions), torch.autograd.grad(expected, inputs, directions)
     )

@@ -1,4 +1,4 @@
-"""The model computes what Hugging Face's `BertForPreTraining` computes, for the same weights."""
+"""The model equals Hugging Face's `BertForPreTraining` with the same weights."""
 
 import functools
 import math
@@ -27,14 +27,14 @@ def our_loss(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def make_batch(rows: int, seed: int) -> tuple[Batch, dict[str, torch.Tensor]]:
-    """Make one batch of mixed lengths twice, packed and padded."""
+    """Return the same batch packed and padded."""
     examples = make_examples(rows, seed, max_seq_length=24)
     return pack(examples), pad(examples, 0, int(examples.lengths.max()))
 
 
 @pytest.fixture
 def as_huggingface(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[BertForPreTraining], Any]:
-    """Return Hugging Face's model with the weights of ours, by way of the folder we write."""
+    """Return a function that saves our model and loads it with Hugging Face."""
 
     def convert(model: BertForPreTraining) -> Any:
         save_model(model, tmp_path, tokenizer)
@@ -43,7 +43,7 @@ def as_huggingface(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[BertForPre
     return convert
 
 
-def test_logits_losses_and_all_gradients_equal_those_of_transformers(as_huggingface: Any) -> None:
+def test_logits_losses_and_gradients_equal_transformers(as_huggingface: Any) -> None:
     model, (packed, padded) = make_model(), make_batch(5, seed=0)
     peer, is_real = as_huggingface(model), padded["attention_mask"].bool()
     theirs = peer(**padded, output_hidden_states=True)
@@ -70,7 +70,7 @@ def test_logits_losses_and_all_gradients_equal_those_of_transformers(as_huggingf
         close(our_gradients[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_twenty_steps_of_adamw_stay_together(as_huggingface: Any) -> None:
+def test_twenty_adamw_steps_equal_transformers(as_huggingface: Any) -> None:
     model = make_model(initializer_range=0.02)
     peer = as_huggingface(model)
     config = TrainConfig(peak_lr=1e-3)
@@ -95,7 +95,7 @@ def test_twenty_steps_of_adamw_stay_together(as_huggingface: Any) -> None:
         torch.testing.assert_close(final[name], parameter.detach(), atol=1e-4, rtol=0.0)
 
 
-def test_initial_weights_are_bert_s_and_depend_on_the_seed_alone() -> None:
+def test_initial_weights_are_truncated_normal_and_depend_only_on_the_seed() -> None:
     first, again, other = make_model(seed=1), make_model(seed=1), make_model(seed=2)
     deviation = first.config.initializer_range
     for (name, weight), same, different in zip(

@@ -1,4 +1,4 @@
-"""A model is fetched by its name from a server with the Hub's routes: only data, never a pickle; failures are told."""
+"""Models are downloaded by name from a server with the Hub's routes: only data, never a pickle."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """The few routes of the Hub that a download needs, with the files of a folder for each repository."""
+    """Local server with the Hub's routes for downloads, and a folder for each repository."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Path] = {}
-        self.fetched: list[str] = []
+        self.downloaded: list[str] = []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             content = folder.joinpath(*rest).read_bytes()
             if self.command == "GET":
-                self.server.fetched.append("/".join(rest))
+                self.server.downloaded.append("/".join(rest))
             tag = hashlib.sha1(content).hexdigest()
             self._send(content, 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'})
 
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A server on loopback in place of the Hub, with an empty cache."""
+    """A local server instead of the Hub, and an empty cache."""
     server = Hub()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -90,28 +90,27 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def published(bert_folder: Path, hub: Hub, tmp_path: Path) -> Path:
-    """The folder of `org/name`: a model with a pickle, code and a large file that nothing needs."""
+    """The folder of `org/name`: a model, a pickle, code and a large file."""
     folder = shutil.copytree(bert_folder, tmp_path / "published")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")
     for name in ("pytorch_model.bin", "modeling.py", "tf_model.h5", "optimizer.pt"):
-        (folder / name).write_text("not to be fetched")
+        (folder / name).write_text("not to be downloaded")
     hub.repositories["org/name"] = folder
     return folder
 
 
-def test_only_data_is_fetched_and_only_once(published: Path, hub: Hub, bert_folder: Path, monkeypatch) -> None:
+def test_only_data_is_downloaded_and_only_once(published: Path, hub: Hub, bert_folder: Path, monkeypatch) -> None:
     for name in ("org/name", "org/name@main", f"org/name@{COMMIT}"):
         folder = model_folder(name, "MODEL")
         assert (folder / "model.safetensors").read_bytes() == (bert_folder / "model.safetensors").read_bytes()
-    own = {path.name for path in bert_folder.iterdir()} - {"README.md"}
-    assert sorted(hub.fetched) == sorted(own)
+    assert sorted(hub.downloaded) == sorted({path.name for path in bert_folder.iterdir()} - {"README.md"})
     assert name_of_folder(folder) == "org/name"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert model_folder("org/name", "MODEL") == folder  # from the cache
 
 
-def test_commands_and_functions_take_a_name(published: Path, bert_folder: Path) -> None:
+def test_commands_and_functions_accept_a_name(published: Path, bert_folder: Path) -> None:
     results = [CliRunner().invoke(app, ["fill-mask", name, "[MASK]"]) for name in ("org/name", str(bert_folder))]
     assert [result.exit_code for result in results] == [0, 0]
     assert results[0].stdout == results[1].stdout
@@ -120,7 +119,7 @@ def test_commands_and_functions_take_a_name(published: Path, bert_folder: Path) 
     assert (opened.network.embeddings.word_embeddings.weight == weights).all()
 
 
-def test_what_the_hub_does_not_give_is_told(published: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_downloads_raise(published: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     def attempt(name: str, word: str) -> None:
         with pytest.raises(DataError, match=word):
             model_folder(name, "--init-from")
@@ -135,15 +134,15 @@ def test_what_the_hub_does_not_give_is_told(published: Path, hub: Hub, monkeypat
     attempt("org/new", "LocalEntryNotFound")
 
 
-def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path) -> None:
+def test_paths_are_never_looked_up(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     for path in ("runs/a", "runs/mistyped", "name", "a/b/c", "./a/b", "../a", "/a/b", str(tmp_path / "x")):
         assert model_folder(path, "MODEL") == Path(path)
-    assert hub.fetched == []
+    assert hub.downloaded == []
 
 
 @pytest.mark.parametrize(
-    ("call", "inside", "expected"),
+    ("command", "files", "expected"),
     [
         ("fill-mask {} [MASK]", ("model/config.json", "checkpoints/step-10/config.json"), "model"),
         ("fill-mask {} [MASK]", ("train/128/model/config.json", "train/512/model/config.json"), "train/512/model"),
@@ -152,20 +151,20 @@ def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path) -> None:
         ("train --data {} --output new", ("data/manifest.json",), "data"),
     ],
 )
-def test_a_run_folder_is_answered_with_what_was_meant_in_it(
+def test_run_folder_error_names_the_folder_in_it(
     tmp_path: Path,
     data_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    inside: tuple[str, ...],
+    command: str,
+    files: tuple[str, ...],
     expected: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(inside):
+    for number, name in enumerate(files):
         (tmp_path / name).parent.mkdir(parents=True)
         content = (data_folder / "manifest.json").read_text() if "manifest" in name else "{}"
         (tmp_path / name).write_text(content)
         os.utime((tmp_path / name).parent, (number, number))
-    result = CliRunner().invoke(app, call.format(tmp_path).split())
+    result = CliRunner().invoke(app, command.format(tmp_path).split())
     assert result.exit_code == 2
     assert re.search(rf"did you mean \S+{expected}\?", " ".join(result.output.split()))

@@ -1,4 +1,4 @@
-"""Model folders open in `transformers`, and any BERT folder opens here."""
+"""`transformers` loads our model folders, and we load any BERT folder."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import exported, load_model, save_model, save_tensors
+from bert_pretrain.model.huggingface import export_weights, load_model, save_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.model.conftest import make_model
 from tests.train.conftest import VOCAB_SIZE
@@ -23,7 +23,7 @@ def model_folder(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     save_model(make_model(dropout=0.1), folder, tokenizer)
-    (folder / "checksums.json").unlink()  # as others write it
+    (folder / "checksums.json").unlink()  # which other tools do not write
     return folder
 
 
@@ -37,37 +37,35 @@ def rewrite(folder: Path, change: Any) -> None:
 
 
 @torch.no_grad()
-def test_large_embeddings_are_exported_smaller_with_equal_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_export_scales_large_embeddings_and_keeps_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model().eval()
     for name in ("word", "position", "token_type"):
         getattr(model.embeddings, f"{name}_embeddings").weight.mul_(20)
-    weights, exponent = exported(dict(model.named_parameters()))
+    weights, exponent = export_weights(dict(model.named_parameters()))
     assert exponent > 1
     save_tensors(weights, model, tmp_path, tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
     assert 0.025 < theirs.bert.embeddings.word_embeddings.weight.square().mean().sqrt() <= 0.05
     ids, places = torch.randint(5, VOCAB_SIZE, (1, 16)), torch.arange(16)
     output = model(ids[0], torch.zeros_like(places), places, torch.tensor([0, 16], dtype=torch.int32), 16, places)
-    found = theirs(input_ids=ids)
+    expected = theirs(input_ids=ids)
     logits = model.decode(output.mlm_features)  # (tokens, vocabulary), of the order of 100
-    torch.testing.assert_close(logits, found.prediction_logits[0], atol=1e-6 * float(logits.abs().max()), rtol=1e-5)
-    torch.testing.assert_close(output.nsp_logits, found.seq_relationship_logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits, expected.prediction_logits[0], atol=1e-6 * float(logits.abs().max()), rtol=1e-5)
+    torch.testing.assert_close(output.nsp_logits, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
-def test_our_own_folder_and_what_transformers_saves_of_it_come_back_bit_for_bit(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    assert len({path.stat().st_mode for path in model_folder.iterdir()}) == 1  # whoever reads one file reads all
+def test_our_folder_and_its_copy_by_transformers_load_bit_equal(model_folder: Path, tmp_path: Path) -> None:
+    assert len({path.stat().st_mode for path in model_folder.iterdir()}) == 1  # equal permissions
     theirs, ours = transformers.AutoModelForPreTraining.from_pretrained(model_folder), make_model(dropout=0.1)
     assert ours.config.model_dump().items() <= theirs.config.to_dict().items()
     theirs.save_pretrained(tmp_path / "theirs")
     for folder in (model_folder, tmp_path / "theirs"):
         loaded = load_model(folder)
-        assert (loaded.fresh, loaded.unused) == ([], {})
+        assert (loaded.missing, loaded.unused) == ([], {})
         assert_same(loaded.model, ours)
 
 
-def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path) -> None:
+def test_old_names_buffers_and_decoder_copies_are_read(model_folder: Path) -> None:
     def age(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         aged = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
@@ -81,7 +79,7 @@ def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path) 
 
     rewrite(model_folder, age)
     loaded = load_model(model_folder)
-    assert loaded.fresh == []
+    assert loaded.missing == []
     assert list(loaded.unused) == ["classifier.weight"]
     assert_same(loaded.model, make_model(dropout=0.1))
 
@@ -97,7 +95,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("dump", [torch.save, lambda value, file: pickle.dump(value, file, protocol=2)])
-def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_path: Path, dump: Any) -> None:
+def test_pickle_that_could_run_code_is_refused(model_folder: Path, tmp_path: Path, dump: Any) -> None:
     (model_folder / "model.safetensors").unlink()
     with (model_folder / "pytorch_model.bin").open("wb") as file:
         dump({"weights": Trap(tmp_path / "sprung")}, file)
@@ -107,7 +105,7 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
 
 
 def write(name: str, content: dict[str, Any]) -> Any:
-    """Return what changes values of a JSON file of a folder, or writes it."""
+    """Return a function that changes values of a JSON file in a folder, or writes the file."""
 
     def change(folder: Path) -> None:
         before = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
@@ -117,7 +115,7 @@ def write(name: str, content: dict[str, Any]) -> Any:
 
 
 def index(name: str) -> Any:
-    """Return what puts an index of files in place of the weights."""
+    """Return a function that replaces the weights by an index."""
 
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
@@ -144,15 +142,15 @@ def index(name: str) -> Any:
         (lambda folder: rewrite(folder, lambda tensors: {"a.weight": torch.zeros(2)}), "word_embeddings"),
     ],
 )
-def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: Any, word: str) -> None:
+def test_unsupported_or_inconsistent_folders_are_refused(model_folder: Path, change: Any, word: str) -> None:
     change(model_folder)
     with pytest.raises(DataError, match=word):
         load_model(model_folder)
 
 
-def test_a_model_without_its_heads_or_with_untied_ones_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_missing_heads_and_untied_embeddings_are_refused(model_folder: Path, tmp_path: Path) -> None:
     transformers.BertModel.from_pretrained(model_folder).save_pretrained(tmp_path / "bare")
-    assert load_model(tmp_path / "bare").fresh
+    assert load_model(tmp_path / "bare").missing
     with pytest.raises(DataError, match=r"cls\."):
         load_model(tmp_path / "bare", required=("cls.",))
     config = transformers.AutoConfig.from_pretrained(model_folder, tie_word_embeddings=False)

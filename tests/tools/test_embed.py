@@ -1,4 +1,4 @@
-"""`embed` gives what `transformers` gives from the same folder, in the order of the input, from every kind of input."""
+"""`embed` writes the vectors of `transformers`, in the order of the input, for every input format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) ->
 
 @pytest.fixture(scope="module")
 def theirs(bert_folder: Path, sentences: list[str]) -> list[Any]:
-    """What `AutoModel` gives for each sentence alone."""
+    """Outputs of `AutoModel` and tokens for each sentence."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
@@ -44,8 +44,8 @@ def theirs(bert_folder: Path, sentences: list[str]) -> list[Any]:
     return outputs
 
 
-def features_of_theirs(output: Any, pooling: str) -> torch.Tensor:
-    """Return the vectors of one sentence's tokens, (tokens, size), or its pooled output, (1, size)."""
+def their_vectors(output: Any, pooling: str) -> torch.Tensor:
+    """Return the token vectors of a sentence, (tokens, size), or its pooled output, (1, size)."""
     last_four = output.hidden_states[-4:]
     if pooling == "pooler":
         return output.pooler_output
@@ -61,18 +61,18 @@ def embedded(model: Path, texts: Path, output: Path, **options: Any) -> dict[str
 
 
 @pytest.mark.parametrize(("level", "pooling"), [(level, each) for level, all_ in POOLINGS.items() for each in all_])
-def test_vectors_are_those_of_transformers(bert_folder, text_file, sentences, theirs, tmp_path, level, pooling) -> None:
+def test_vectors_equal_transformers(bert_folder, text_file, sentences, theirs, tmp_path, level, pooling) -> None:
     options = {"level": level, "pooling": pooling, "batch_tokens": 128}
     ours = embedded(bert_folder, text_file, tmp_path / "v.parquet", **options)
     assert (ours["text"], ours["row"]) == (sentences, list(range(1, len(sentences) + 1)))
     for number, (output, tokens) in enumerate(theirs):
-        expected = features_of_theirs(output, pooling)
+        expected = their_vectors(output, pooling)
         if level == "token":
             assert ours["tokens"][number] == tokens
         else:
             expected = expected[0] if pooling in ("cls", "pooler") else expected.mean(dim=0)
-        found = ours["embeddings" if level == "token" else "embedding"][number]
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+        vector = ours["embeddings" if level == "token" else "embedding"][number]
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
     if level == "sentence":
         embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU, **options)
         matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
@@ -94,7 +94,7 @@ def test_vectors_do_not_depend_on_batches_and_groups(bert_folder, text_file, tmp
         assert a == b
 
 
-def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from datasets import Dataset
 
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo \n\nthr\xe9e " + "é".encode() * 20)
@@ -107,23 +107,23 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
-    assert texts.number == len(words)
+    assert texts.num_texts == len(words)
     assert "1 blank lines, 3 empty texts skipped, 1 invalid utf8 characters" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
 
 
-def test_longer_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path, tmp_path: Path, capsys) -> None:
-    cut, whole = (
+def test_long_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path, tmp_path: Path, capsys) -> None:
+    truncated, full = (
         embedded(bert_folder, text_file, tmp_path / "v.parquet", level="token", max_length=length)["tokens"]
         for length in (5, None)
     )
-    assert {(len(each), each[-1]) for each in cut if len(each) >= 5} == {(5, "[SEP]")}
-    assert f"{sum(len(each) > 5 for each in whole):,} texts longer than 5 tokens" in capsys.readouterr().out
+    assert {(len(each), each[-1]) for each in truncated if len(each) >= 5} == {(5, "[SEP]")}
+    assert f"{sum(len(each) > 5 for each in full):,} texts longer than 5 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # of which nothing is left for a model
-def test_empty_texts_are_left_out_or_refused_and_the_old_file_stays(bert_folder, tmp_path, capsys, empty) -> None:
+@pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # characters that the tokenizer removes
+def test_empty_texts_are_skipped_or_refused_and_the_old_file_stays(bert_folder, tmp_path, capsys, empty) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"the first\n{empty}\nthe third\n")
     (tmp_path / "v.parquet").write_bytes(b"before")
@@ -136,7 +136,7 @@ def test_empty_texts_are_left_out_or_refused_and_the_old_file_stays(bert_folder,
     assert "1 empty texts skipped" in capsys.readouterr().out
 
 
-def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
+def test_unsuitable_models_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
     def attempt(model: Path, pooling: str | None = "mean") -> None:
         embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling)
 

@@ -8,7 +8,7 @@ from bert_pretrain.train.evaluation import evaluate
 from tests.conftest import call
 
 
-def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path: Path) -> None:
+def test_metrics_are_printed_and_written(make_bert, data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the one\n" + "the " * 70)
     (tmp_path / "p.jsonl").write_text('{"sentence_good": "the one", "sentence_bad": "one the", "UID": "order"}\n')
     model = make_bert(max_position_embeddings=64)

@@ -1,4 +1,4 @@
-"""`fill-mask` gives what `transformers` gives from the same folder."""
+"""`fill-mask` predicts the same as `transformers`."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def folder(make_bert: Callable[..., Path]) -> Path:
 
 
 @pytest.mark.parametrize("text", ["the [MASK] was old .", "The river[MASK]was [MASK]", "中[MASK]"])
-def test_words_and_probabilities_equal_those_of_transformers(folder: Path, text: str) -> None:
+def test_words_and_probabilities_equal_transformers(folder: Path, text: str) -> None:
     from transformers import pipeline
 
     theirs = pipeline("fill-mask", model=str(folder), top_k=4)(text)
@@ -35,7 +35,7 @@ def test_words_and_probabilities_equal_those_of_transformers(folder: Path, text:
         assert [share for _, share in mine] == pytest.approx([answer["score"] for answer in other], abs=1e-5)
 
 
-def test_other_special_tokens_in_the_text_stay_text_and_top_k_may_be_more_than_all(folder: Path) -> None:
+def test_other_special_tokens_are_text_and_top_k_may_exceed_the_vocabulary(folder: Path) -> None:
     (words,) = fill_mask(folder, "[MASK]", top_k=1000, config=CPU)
     assert sum(share for _, share in words) == pytest.approx(1.0, abs=1e-5)
     tokenizer = Tokenizer.load(folder)
@@ -43,13 +43,13 @@ def test_other_special_tokens_in_the_text_stay_text_and_top_k_may_be_more_than_a
     assert [tokenizer.tokens[token] for token in ids] == ["[CLS]", "the", "[", "sep", "]", "[MASK]", "[SEP]"]
 
 
-def test_a_text_longer_than_the_positions_and_one_without_a_mask_are_refused(folder: Path) -> None:
+def test_long_texts_and_texts_without_a_mask_are_refused(folder: Path) -> None:
     for text, what in (("[MASK] " * 20, "22 tokens, the model has 12 positions"), ("the [mask]", "no ")):
         with pytest.raises(InputError, match=what):
             fill_mask(folder, text, config=CPU)
 
 
-def test_the_filled_text_has_the_likeliest_tokens_and_no_hashes() -> None:
+def test_filled_text_has_the_most_likely_tokens_without_hashes() -> None:
     answers = [[("river", 0.5), ("old", 0.25)], [("##s", 0.75), ("中", 0.25)]]
     assert filled("the [MASK] [MASK] was.", answers) == "the rivers was."
     table = as_table("the [MASK] [MASK] was.", answers).splitlines()
@@ -61,10 +61,10 @@ def test_the_filled_text_has_the_likeliest_tokens_and_no_hashes() -> None:
     assert json.loads(as_json("[MASK] [MASK]", answers))["masks"][1][0] == {"token": "##s", "probability": 0.75}
 
 
-def test_unknown_words_are_told_and_known_ones_are_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_unknown_words_cause_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill_mask(folder, "Die Straße [MASK]", config=CPU)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("warning: 2 of 2 tokens are [UNK] to the model: 'Die', 'Straße'")
+    assert captured.err.startswith("warning: 2 of 2 tokens are [UNK]: 'Die', 'Straße'")
     fill_mask(folder, "the [MASK] was rivers .", config=CPU)
     assert capsys.readouterr().err == ""

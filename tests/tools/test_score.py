@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods equal those of a plain loop over `transformers`' model, one masked copy after the other."""
+"""Pseudo-log-likelihoods equal a plain loop over masked copies with `transformers`."""
 
 import functools
 import json
@@ -22,14 +22,14 @@ def short(sentences: list[str], bert_folder: Path) -> list[str]:
     from bert_pretrain.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(bert_folder)
-    found = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:5]
-    assert any(tokenizer.is_subword[tokenizer.encode_text(sentence)].any() for sentence in found)
-    return [*found, "antidisestablishmentarianism", "the"]
+    short = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:5]
+    assert any(tokenizer.is_subword[tokenizer.encode_text(sentence)].any() for sentence in short)
+    return [*short, "antidisestablishmentarianism", "the"]
 
 
 @pytest.fixture(scope="module")
 def their_tokens(bert_folder: Path) -> Any:
-    """Score the tokens of a text as the papers describe it: `their_tokens(text, metric)`."""
+    """A function that scores the tokens of a text as the papers describe."""
     from transformers import AutoTokenizer, BertForMaskedLM
 
     tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
@@ -56,8 +56,8 @@ def their_tokens(bert_folder: Path) -> Any:
     return token_scores
 
 
-def test_pairs_are_judged_by_their_scores(bert_folder, short, their_tokens, tmp_path) -> None:
-    pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
+def test_accuracy_on_pairs_follows_from_scores(bert_folder, short, their_tokens, tmp_path) -> None:
+    pairs = list(zip(short, reversed(short), strict=True))  # one sentence is paired with itself, which counts as wrong
     lines = [
         json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": f"set{index % 2}", "kind": "x"})
         for index, (good, bad) in enumerate(pairs)
@@ -83,12 +83,12 @@ GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
-    "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
+    "blank lines alone": ("\n\n", "no pairs", "pairs.jsonl"),
 }
 
 
 @pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_broken_pairs_are_named_before_any_is_scored(bert_folder, tmp_path, monkeypatch, content, what, where) -> None:
+def test_invalid_pairs_raise_before_scoring(bert_folder, tmp_path, monkeypatch, content, what, where) -> None:
     monkeypatch.setattr(Scorer, "token_scores", None)
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
@@ -99,7 +99,7 @@ def test_broken_pairs_are_named_before_any_is_scored(bert_folder, tmp_path, monk
     assert [found.name for found in tmp_path.iterdir()] == ["pairs.jsonl"]
 
 
-def test_an_input_as_output_and_groups_without_a_field_are_refused(bert_folder: Path, tmp_path: Path) -> None:
+def test_input_as_output_and_missing_group_field_are_refused(bert_folder: Path, tmp_path: Path) -> None:
     for score, name, content in ((score_texts, "a.txt", "the one\n"), (score_pairs, "pairs.jsonl", GOOD)):
         (tmp_path / name).write_text(content)
         with pytest.raises(OutputError, match="is an input"):
@@ -109,7 +109,7 @@ def test_an_input_as_output_and_groups_without_a_field_are_refused(bert_folder: 
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_tokens_score_as_in_a_plain_loop(bert_folder, short, their_tokens, tmp_path, metric, monkeypatch) -> None:
+def test_token_scores_equal_a_plain_loop(bert_folder, short, their_tokens, tmp_path, metric, monkeypatch) -> None:
     monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in short) + "\n")
     options: dict[str, Any] = {"metric": metric, "per_token": True, "batch_tokens": 100, "output": tmp_path / "s.jsonl"}

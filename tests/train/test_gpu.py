@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
-from bert_pretrain.model.attention_backend import difference_of_short
+from bert_pretrain.model.attention_backend import short_attention_error
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tensors
@@ -172,7 +172,7 @@ def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width", "longest"), [(16, 5), (32, 100), (64, 16), (64, 32), (64, 64), (64, 128)])
 def test_kernels_for_short_sequences_are_right(dtype: torch.dtype, width: int, longest: int) -> None:
-    assert difference_of_short(CUDA, dtype, width, longest) < (6e-3 if dtype == torch.bfloat16 else 1e-3)
+    assert short_attention_error(CUDA, dtype, width, longest) < (6e-3 if dtype == torch.bfloat16 else 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])

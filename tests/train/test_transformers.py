@@ -86,8 +86,8 @@ def check_layouts(target: Path) -> None:
     for layout, storage in itertools.product(FRESH, ("parts", "pickles")):
         folder, expected = target / f"{layout} {storage}", load_file(target / f"{layout}.safetensors")
         loaded = load_model(folder)
-        assert all(any(name.startswith(part) for name in loaded.fresh) for part in FRESH[layout])
-        assert all(name.startswith(FRESH[layout] or ("nothing",)) for name in loaded.fresh)
+        assert all(any(name.startswith(part) for name in loaded.missing) for part in FRESH[layout])
+        assert all(name.startswith(FRESH[layout] or ("nothing",)) for name in loaded.missing)
         assert sorted(loaded.unused) == (["classifier.bias", "classifier.weight"] if layout == "classifier" else [])
         found = compute(folder, expected)
         for name in expected.keys() & found.keys():
