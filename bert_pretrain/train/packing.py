@@ -241,7 +241,7 @@ def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> E
 
 
 def pack(examples: Examples) -> Batch:
-    """Concatenate examples, at least one and with masks, to a packed batch."""
+    """Concatenate examples, at least one and with masks, into a packed batch."""
     assert examples.masks is not None
     lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
     position_ids = ragged.positions_within(examples.offsets)

@@ -16,7 +16,7 @@ from bert_pretrain.train.optimizers import (
     has_decay,
     is_hidden_matrix,
     make_optimizers,
-    orthogonalised,
+    orthogonalized,
     update,
 )
 from tests.train.conftest import make_model, tiny
@@ -151,7 +151,7 @@ def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_cor
 def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(feature: str | None, monkeypatch) -> None:
     matrices = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(cores, "cpu_bf16_feature", lambda: feature)
-    found = orthogonalised(matrices)
+    found = orthogonalized(matrices)
     assert found.dtype == torch.bfloat16  # what ranks send to one another
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     cosine = torch.nn.functional.cosine_similarity(found.float().flatten(1), (left @ right).flatten(1))

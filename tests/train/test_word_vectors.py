@@ -9,7 +9,7 @@ import torch
 
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.train import word_vectors
-from bert_pretrain.train.word_vectors import WINDOW, count_pairs, information, start_word_vectors
+from bert_pretrain.train.word_vectors import WINDOW, count_pairs, pointwise_mutual_information, start_word_vectors
 
 from .conftest import Fit
 
@@ -47,7 +47,7 @@ def test_pairs_are_counted_within_segments_by_distance(data_folder: Path, monkey
 def test_information_is_positive_and_of_both_orders() -> None:
     size = 5
     pairs = (np.array([0 * size + 1, 1 * size + 1, 2 * size + 3]), np.array([4.0, 1.0, 2.0]))
-    matrix = information(pairs, size).to_dense()
+    matrix = pointwise_mutual_information(pairs, size).to_dense()
     assert (matrix >= 0).all()
     assert matrix[2, 3] > 0
     assert matrix[3, 2] == pytest.approx(matrix[2, 3])  # both have the same total
