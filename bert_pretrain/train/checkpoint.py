@@ -23,14 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.io.files import (
-    atomic_folder,
-    damage_of_folder,
-    read_json,
-    remove_temporaries,
-    write_json,
-    write_text,
-)
+from bert_pretrain.io import files
 from bert_pretrain.io.manifest import moved_while_writing
 from bert_pretrain.model.folder import CARD, WEIGHTS
 from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors, write_tensors
@@ -62,19 +55,10 @@ class CheckpointWriter:
     write_seconds = 0.0  # duration of the last write
 
     def __init__(
-        self,
-        folder: Path,
-        state: TrainState,
-        tokenizer: Tokenizer,
-        keep: int,
-        describe: Callable[[], tuple[Mapping[str, Any], str]] | None,
-        buffers: "HostBuffers | None" = None,
-    ) -> None:
-        """Initialize the writer.
-
-        `describe` returns extra values for the JSON file and the text of the model card. If it is None, `save` writes
-        nothing.
-        """
+        self, folder: Path, state: TrainState, tokenizer: Tokenizer, keep: int,
+        describe: Callable[[], tuple[Mapping[str, Any], str]] | None, buffers: "HostBuffers | None" = None,
+    ) -> None:  # fmt: skip
+        """`describe` returns extra values for the JSON file, and the model card; if it is None, nothing is written."""
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
         self._buffers = buffers or HostBuffers()
@@ -110,11 +94,11 @@ class CheckpointWriter:
         weights, exponent = exported({name.removeprefix(WEIGHT_PREFIX): tensors[name] for name in weight_names})
         rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT_PREFIX)}
         try:
-            with atomic_folder(path) as temporary:
+            with files.atomic_folder(path) as temporary:
                 write_tensors(rest, temporary / STATE_TENSORS)
-                write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
+                files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
                 save_tensors(weights, self._state.model, temporary, self._tokenizer, record[PRETRAINING])
-                write_text(temporary / CARD, card)
+                files.write_text(temporary / CARD, card)
                 for name, written in ((WEIGHTS, weights), (STATE_TENSORS, rest)):
                     if not _are_equal(written, load_file(temporary / name)):
                         raise DataError(
@@ -163,7 +147,7 @@ class HostBuffers:
         for name, tensor in tensors.items():
             if name not in self._buffers:
                 self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-                with contextlib.suppress(RuntimeError):  # no more pages can be locked
+                with contextlib.suppress(RuntimeError):  # if no more pages can be locked, the copy is synchronous
                     self._buffers[name] = self._buffers[name].pin_memory()
             self._buffers[name].copy_(tensor.detach(), non_blocking=True)
         event: Any = torch.cuda.Event() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
@@ -184,7 +168,7 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
     Newer checkpoints that are broken are skipped. With `changes` they are also reported on stderr and renamed.
     """
     if changes and folder.is_dir():
-        remove_temporaries(folder)
+        files.remove_temporaries(folder)
     newest, damages = None, dict[Path, str]()
     for path in reversed(checkpoint_paths(folder)):
         try:
@@ -203,8 +187,8 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
             renamed = path.with_name(f"broken-{path.name}")
             shutil.rmtree(renamed, ignore_errors=True)
             path.rename(renamed)
-            text = f"WARNING: {path} is broken ({damage}); renamed it to {renamed.name} and used {newest.path.name}."
-            print(text, file=sys.stderr)
+            text = f"{path} is broken ({damage}); it is renamed to {renamed.name}, and {newest.path.name} is used."
+            print(f"WARNING: {text}", file=sys.stderr)
     return newest
 
 
@@ -213,10 +197,10 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     if not (path / STATE_JSON).is_file():
         remedy = "pass a folder checkpoints/step-… of a run"
         raise DataError(f"{path} has no {STATE_JSON}", where=flag, remedy=remedy)
-    if damage := damage_of_folder(path):
+    if damage := files.damage_of_folder(path):
         remedy = "use the previous checkpoint, or restore this one from a backup"
         raise DataError(f"{path.name} is damaged: {damage}", where=str(path), remedy=remedy)
-    return Checkpoint(path, read_json(path / STATE_JSON))
+    return Checkpoint(path, files.read_json(path / STATE_JSON))
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
@@ -233,9 +217,8 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     the data; otherwise it starts at the first epoch.
     """
     _load_tensors(state, checkpoint, only_optimizers=True)
-    state.progress = replace(
-        Progress(**checkpoint.record["progress"]), elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={}
-    )
+    progress = Progress(**checkpoint.record["progress"])
+    state.progress = replace(progress, elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={})
     if checkpoint.record["data"] != data:
         state.progress.examples_before = state.progress.examples
 

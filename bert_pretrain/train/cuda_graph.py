@@ -58,11 +58,11 @@ class StepGraphs:
     """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
     The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
-    runs without it for comparison. Steps without a graph are all those that would not be faster with one, those of more
-    than `MAX_GRAPHS` shapes, and all after a capture has failed or given another result.
+    runs without it for comparison. Steps that would not be faster with a graph run without one, as do those of further
+    shapes after `MAX_GRAPHS`, and all steps after a capture has failed or given a different result.
     """
 
-    has_failed: ClassVar[bool] = False  # in this process, which does not try again
+    has_failed: ClassVar[bool] = False  # this process does not try again
 
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
         self._model, self._optimizers = model, optimizers
@@ -121,12 +121,12 @@ class StepGraphs:
         moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         changed: list[list[Tensor]] = [list(metrics), list(self._model.parameters()), moments]
         try:
-            before = [_copies(tensors) for tensors in changed]
+            before = [[tensor.detach().clone() for tensor in tensors] for tensors in changed]
             inputs = micro_batch.with_tensors(Tensor.clone)
             graph = Graph(inputs, self.capture(lambda: compute([inputs], self._counts, self._rate)))
             try:
                 launch(graph)
-                by_graph = [_copies(tensors) for tensors in changed[:2]]
+                by_graph = [[tensor.detach().clone() for tensor in tensors] for tensors in changed[:2]]
             finally:
                 with torch.no_grad():
                     for tensors, old in zip(changed, before, strict=True):
@@ -157,10 +157,7 @@ class StepGraphs:
         return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Capture the kernels of `compute` without running them, and return a function that launches them.
-
-        On failure the state of torch is restored.
-        """
+        """Capture the kernels of `compute` and return a function that launches them; on failure, restore torch."""
         device = self._counts.device
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -206,10 +203,6 @@ class StepGraphs:
         self._trials = []
         self._is_dropped = True
         return had_graphs
-
-
-def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
 
 
 def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:

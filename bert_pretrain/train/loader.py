@@ -17,20 +17,12 @@ import torch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
-from bert_pretrain.train.packing import (
-    Batch,
-    GlobalBatch,
-    ShapeMultiples,
-    assign_by_length,
-    assign_evenly,
-    global_batch_of,
-    lengths_of,
-    multiples_of_equal_shares,
-)
+from bert_pretrain.train import packing
+from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3
-MIN_EVALUATION_SHARDS = 32  # a subset of a split is taken from at least as many shards, if there are
+MIN_EVALUATION_SHARDS = 32  # over which an evaluation of a subset is spread, if the split has as many
 
 
 class TrainingData:
@@ -67,15 +59,16 @@ class TrainingData:
     def global_batch(self, step: int) -> GlobalBatch:
         """Return this rank's part of the global batch of the optimizer step after `step` completed ones."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
-        lengths = lengths_of(parts)
-        assign = assign_evenly if self._static_shapes else assign_by_length
+        lengths = packing.lengths_of(parts)
+        assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
         assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
+        multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
         if self._static_shapes:
             num_shares = len(assigned) * self._num_ranks
-            multiples = multiples_of_equal_shares(len(lengths), num_shares, self._max_seq_length, self._mean_tokens)
-        else:
-            multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        return global_batch_of(parts, assigned, multiples)
+            multiples = packing.multiples_of_equal_shares(
+                len(lengths), num_shares, self._max_seq_length, self._mean_tokens
+            )
+        return packing.global_batch_of(parts, assigned, multiples)
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
         """Yield the global batches from `first_step` to before `last_step`, or forever if it is None."""
@@ -114,9 +107,9 @@ def evaluation_batches(
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
             parts = [(read_shard(data.path, record), chosen[first:last] - begin)]
-            assigned = assign_by_length(lengths_of(parts), micro_batch_tokens, 0, 1)
+            assigned = packing.assign_by_length(packing.lengths_of(parts), micro_batch_tokens, 0, 1)
             if next_index < len(assigned):
-                yield from global_batch_of(parts, assigned[next_index::num_ranks], multiples).micro_batches
+                yield from packing.global_batch_of(parts, assigned[next_index::num_ranks], multiples).micro_batches
             next_index = (next_index - len(assigned)) % num_ranks
         begin += record.rows
 

@@ -25,11 +25,11 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     if config.optimizer == "lamb":
         groups = _groups(named, config)
         return (Lamb(groups, **adam, bias_correction=config.bias_correction),)
-    hidden = [(name, weight) for name, weight in named if config.optimizer == "muon" and is_hidden_matrix(name)]
-    names = {name for name, _ in hidden}
-    rest = _groups([(name, parameter) for name, parameter in named if name not in names], config)
+    use_muon = config.optimizer == "muon"
+    hidden = [(name, weight) for name, weight in named if use_muon and is_hidden_matrix(name)]
+    rest = [(name, weight) for name, weight in named if not (use_muon and is_hidden_matrix(name))]
     # Fused, because it can skip a step on the device. It is also the fastest on CPU.
-    adamw = torch.optim.AdamW(rest, **adam, fused=True)
+    adamw = torch.optim.AdamW(_groups(rest, config), **adam, fused=True)
     if not config.bias_correction:
         disable_bias_correction(adamw)
     if not hidden:
@@ -40,7 +40,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
 def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
     """Run the optimizers; if `skip`, () bool, is true, weights and state do not change.
 
-    A learning rate on the device, (), is not read by the host.
+    A learning rate on the device, (), is not copied to the host.
     """
     found_inf = skip.float()
     for optimizer in optimizers:
@@ -67,7 +67,7 @@ def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
 
 def has_decay(name: str) -> bool:
     """Whether weight decay and LAMB's trust ratio apply to the parameter with this name."""
-    return not (name.endswith("bias") or name.endswith("norm.weight"))
+    return not name.endswith(("bias", "norm.weight"))
 
 
 def is_hidden_matrix(name: str) -> bool:
@@ -113,7 +113,7 @@ class Lamb(torch.optim.Optimizer):
                 directions = self._directions(group, parameters, skip)
                 torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
                 if group["adapts"]:
-                    _scale_to_weights(parameters, directions, group["matrices"])
+                    _scale_by_trust_ratio(parameters, directions, group["matrices"])
                 torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
                 torch._foreach_add_(parameters, directions)
 
@@ -161,9 +161,9 @@ def _bias_correction(beta: float, count: Tensor) -> Tensor:
     return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
 
 
-def _scale_to_weights(weights: list[Tensor], directions: list[Tensor], number: int) -> None:
-    """Multiply each matrix's update by the trust ratio, so that its norm is that of the matrix, unless one is 0."""
-    old, new = ([part for each in tensors for part in each.chunk(number)] for tensors in (weights, directions))
+def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_matrices: int) -> None:
+    """Scale the update of each matrix to the norm of the matrix, unless one of both is 0."""
+    old, new = ([part for each in tensors for part in each.chunk(num_matrices)] for tensors in (weights, directions))
     old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
     # A launch per matrix: PyTorch's fused version accepts only scalars on the host.
@@ -175,10 +175,8 @@ class Muon(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
-    ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "matrices": 1}
+    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95, "matrices": 1}
         super().__init__(list(groups), defaults)
 
     @torch.no_grad()

@@ -36,8 +36,7 @@ class Batch:
     masked_labels: Tensor  # (masked,) int64
     next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
-    # Counts without the tail:
-    num_tokens: int
+    num_tokens: int  # this and the next two without the tail
     num_sequences: int
     num_predictions: int
 
@@ -111,8 +110,7 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
     """Return the rows of each of a rank's micro-batches, with at most `micro_batch_tokens` or one example each.
 
-    Ranks get about the same number of tokens. Examples of similar length share a micro-batch, so padded attention pads
-    little.
+    Ranks get about as many tokens. Micro-batches have examples of similar length, so padded attention pads little.
     """
     share = _snake_order(lengths, num_ranks)[rank]
     offsets, bounds = ragged.offsets_of(lengths[share]), [0]
