@@ -3,13 +3,13 @@
 A teacher of equal width gives its embeddings, its heads and evenly spaced layers, from the first to the last (as in
 Sanh et al., 2019). A wider one gives its token embeddings, projected on their principal axes, and its output bias.
 
-Positional heads: a trained BERT has heads that attend to the previous or next token (Clark et al., 2019; Voita et al.,
-2019). Until they have formed, the loss stays on a plateau, where the model knows little more than token frequencies.
-Here the heads of the first layer are initialized as such heads. Position embeddings are sinusoids (Vaswani et al.,
-2017) in a random subspace. Keys project on this subspace, and queries on the same subspace rotated by an offset. Their
-product, the sum of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and
-output projections are random matrices that keep vector lengths at any width; `initializer_range` 0.02 does so only at a
-width of about 1,200.
+Positional heads: in a trained BERT some heads attend to the previous or next token (Clark et al., 2019; Voita et al.,
+2019). Until they have formed, the loss stays on a plateau near that of token frequencies, so the heads of the first
+layer are initialized to attend to fixed offsets. Position embeddings are sinusoids (Vaswani et al., 2017) in a random
+subspace. Keys project on this subspace, and queries on the same subspace rotated by the offset. Their product, the sum
+of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and output
+projections are random matrices that keep vector lengths at any width; `initializer_range` 0.02 does so only at a width
+of about 1,200.
 """
 
 import math
@@ -74,13 +74,13 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
     # One random frequency from each of equal intervals, so that no two positions of a long sequence are similar.
-    num = max(1, head_size // 2)
-    frequencies = math.pi * (torch.arange(num) + torch.rand(num, generator=generator)) / num
-    subspace = nn.init.orthogonal_(torch.empty(2 * num, config.hidden_size), generator=generator)
+    count = max(1, head_size // 2)
+    frequencies = math.pi * (torch.arange(count) + torch.rand(count, generator=generator)) / count
+    subspace = nn.init.orthogonal_(torch.empty(2 * count, config.hidden_size), generator=generator)
     positions = model.embeddings.position_embeddings.weight
     angles = torch.arange(len(positions))[:, None] * frequencies  # (positions, frequencies)
     # With the length of a token embedding, so that position is half of the first layer's input.
-    length = config.initializer_range * math.sqrt(config.hidden_size / num)
+    length = config.initializer_range * math.sqrt(config.hidden_size / count)
     positions.copy_(length * torch.cat([angles.cos(), angles.sin()], dim=1) @ subspace)
     attentions = [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
     _rotate_heads(attentions[0], frequencies, subspace, PEAK + math.log(len(positions)))

@@ -59,15 +59,12 @@ class TrainingData:
     def global_batch(self, step: int) -> GlobalBatch:
         """Return this rank's part of the global batch of the optimizer step after `step` completed ones."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
-        lengths = packing.lengths_of(parts)
         assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
-        assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
+        assigned = assign(packing.lengths_of(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
         multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
         if self._static_shapes:
-            num_shares = len(assigned) * self._num_ranks
-            multiples = packing.multiples_of_equal_shares(
-                len(lengths), num_shares, self._max_seq_length, self._mean_tokens
-            )
+            size, num_shares = self.global_batch_size, len(assigned) * self._num_ranks
+            multiples = ShapeMultiples.for_equal_shares(size, num_shares, self._max_seq_length, self._mean_tokens)
         return packing.global_batch_of(parts, assigned, multiples)
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:

@@ -46,11 +46,9 @@ class Batch:
         return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy this batch to a device; asynchronous from pinned memory to CUDA."""
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        """Copy this batch to pinned memory."""
         return self.with_tensors(Tensor.pin_memory)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -59,7 +57,6 @@ class Batch:
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return this batch with `change` applied to each tensor."""
         changes: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
         return replace(self, **changes)
 
@@ -100,6 +97,19 @@ class ShapeMultiples:
         """Return the multiples for micro-batches of sequences of similar length, with a varying `max_seqlen`."""
         return ShapeMultiples(_power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens), 32, 2, 8)
 
+    @staticmethod
+    def for_equal_shares(num_examples: int, num_shares: int, max_seqlen: int, mean_tokens: float) -> "ShapeMultiples":
+        """Return the multiples for `assign_evenly`, with constant number of sequences and `max_seqlen`.
+
+        `mean_tokens` is the mean length of an example in all the data, so that every step has the same multiples.
+        """
+        expected_tokens = mean_tokens * num_examples / num_shares
+        unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
+        num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
+        # About a tenth of the masked tokens: their number varies by a few percent, so most are rounded to one value.
+        masked = _power_of_two(0.015 * expected_tokens)
+        return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
+
 
 def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
     """Divide a global batch by `assign_by_length` and return one rank's micro-batches, without tails."""
@@ -133,21 +143,6 @@ def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_r
         num_micro_batches += 1
     num_micro_batches = min(num_micro_batches, len(lengths) // num_ranks)
     return _snake_order(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
-
-
-def multiples_of_equal_shares(
-    num_examples: int, num_shares: int, max_seq_length: int, mean_tokens: float
-) -> ShapeMultiples:
-    """Return the multiples for micro-batches of `assign_evenly`, with constant number of sequences and `max_seqlen`.
-
-    `mean_tokens` is the mean length of an example in all the data, so that every step has the same multiples.
-    """
-    expected_tokens = mean_tokens * num_examples / num_shares
-    unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
-    num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seq_length)
-    # About a tenth of the masked tokens. Their number varies by a few percent, so it is mostly rounded to the same one.
-    masked = _power_of_two(0.015 * expected_tokens)
-    return ShapeMultiples(unit, masked, num_sequences, max_seq_length, with_labels=True)
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
