@@ -131,10 +131,9 @@ class CheckpointWriter:
 
 
 class HostBuffers:
-    """Reusable host memory for a copy of a GPU's training state.
+    """Page-locked host memory for asynchronous copies of a GPU's training state, reused because locking is slow.
 
-    Asynchronous copies from a GPU need page-locked memory, and locking pages is slow. The GPU works in order, so later
-    kernels change a tensor only after it has been copied, and training need not wait.
+    The GPU works in order, so later kernels change a tensor only after its copy, and training need not wait.
     """
 
     def __init__(self) -> None:

@@ -21,8 +21,7 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-# Kernel launches of a compiled step with AdamW, and the host's time for one; measured on an H100.
-LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
+LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # of a compiled step with AdamW, on an H100
 TYPICAL_MFU = 0.4
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
 # relative to the update. The forward pass is deterministic, sums of gradients are not.
@@ -47,11 +46,12 @@ class Trial(NamedTuple):
 
     def distances(self) -> tuple[float, float]:
         """Return the distances (2-norms) of the current values from the graph's, and from those before the step."""
-        difference, movement = (
-            torch.stack([(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]).norm()
-            for values in (self.by_graph, self.before)
-        )
-        return difference.item(), movement.item()
+
+        def distance(values: list[Tensor]) -> float:
+            norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
+            return torch.stack(norms).norm().item()
+
+        return distance(self.by_graph), distance(self.before)
 
 
 class StepGraphs:

@@ -112,11 +112,8 @@ def _keep_lengths(weight: Tensor, generator: torch.Generator) -> None:
 
 
 def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
-    """Return the log frequency of each token among those that can be masked, (vocab_size,) (Meister et al., 2023).
-
-    Tokens are counted in the first training shard, which is a random sample of documents.
-    """
-    examples = read_shard(data.path, data.shards("train")[0])
+    """Return the log relative frequency of each maskable token, (vocab_size,) (Meister et al., 2023)."""
+    examples = read_shard(data.path, data.shards("train")[0])  # a random sample of documents
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size) + UNSEEN_COUNT
     counts[[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]] = UNSEEN_COUNT
     return torch.from_numpy(np.log(counts / counts.sum())).float()

@@ -207,11 +207,11 @@ def _softmax_in_place(
     is_real = targets >= 0
     if has_tail:
         targets = targets.clamp(min=0)
-    wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
-    likeliest = _argmax(wide)
-    target_logits, largest = wide.gather(1, targets), wide.gather(1, likeliest)
+    fp32_logits = logits.float().add_(bias)  # (rows, columns)
+    likeliest = _argmax(fp32_logits)
+    target_logits, largest = fp32_logits.gather(1, targets), fp32_logits.gather(1, likeliest)
     correct = (likeliest == labels[:, None]).sum()
-    probabilities = wide.softmax(dim=1)
+    probabilities = fp32_logits.softmax(dim=1)
     # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0, so its log is accurate.
     losses = largest - probabilities.gather(1, likeliest).log() - target_logits
     loss = (losses.where(is_real, 0.0) if has_tail else losses).sum()

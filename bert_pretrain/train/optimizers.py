@@ -38,10 +38,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
 
 
 def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
-    """Run the optimizers; if `skip`, () bool, is true, weights and state do not change.
-
-    A learning rate on the device, (), is not copied to the host.
-    """
+    """Run the optimizers without a synchronization; if `skip`, () bool, is true, weights and state do not change."""
     found_inf = skip.float()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -52,10 +49,7 @@ def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) 
 
 
 def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
-    """Disable the bias correction of a new AdamW, as in BERT's original code.
-
-    The correction approaches 1 with the number of steps, so the count starts at `SATURATED_STEP`.
-    """
+    """Disable the bias correction of a new AdamW, as in BERT's code, by starting at a step where it has become 1."""
     for group in adamw.param_groups:
         for parameter in group["params"]:
             adamw.state[parameter] = {

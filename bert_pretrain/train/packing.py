@@ -203,8 +203,7 @@ def global_batch_of(
 ) -> GlobalBatch:
     """Pack one rank's micro-batches, and count over the whole global batch.
 
-    `parts` are the (shard, rows) parts of the global batch. Only the rows `assigned` to micro-batches are copied. Tails
-    are added for `multiples`, if given.
+    `parts` are the (shard, rows) parts of the global batch. Only the `assigned` rows are copied.
     """
     local_rows = np.sort(np.concatenate(assigned))
     examples = _take(parts, local_rows)
