@@ -1,9 +1,9 @@
-"""The whole training step as one launch: CUDA graphs over static inputs, for networks that are bound by launches.
+"""CUDA graphs of whole training steps, for small models that are limited by kernel launches.
 
-A small network's step is some hundred launches, which take the host longer than the device computes. Captured once with
-forward and backward pass, clipping and update, they are replayed as one. A graph has one shape, so all that a
-micro-batch holds gets a tail. Captures depend on card and driver, and one pair has been tried, so the first result of
-each graph is compared with that of the plain step, and only the plain step's counts.
+Launching the kernels of a small model, some hundreds per step, takes the host longer than the device takes to run them.
+A graph captures forward and backward pass, gradient clipping and optimizer update, and replays them with one launch.
+Its shapes are fixed, so micro-batches and their labels get a tail. Captures depend on GPU and driver, so the first
+result of each graph is compared with that of a step without a graph, and discarded.
 """
 
 import contextlib
@@ -21,51 +21,48 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
-"""Kernel launches of a compiled step with AdamW, and the host's time for one; measured on an H100."""
-USUAL_MFU = 0.4
+LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # of a compiled step with AdamW, on an H100
+TYPICAL_MFU = 0.4
+# Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
+# relative to the update. The forward pass is deterministic, sums of gradients are not.
 MAX_DIFFERENCES = (1e-4, 0.3)
-"""Largest differences of metrics and weights between a graph's first result and a plain step, relative to the update.
-
-The forward pass is deterministic, sums of gradients are not.
-"""
+# Computes a step from its micro-batches, the counts that divide their losses, (2,), and the learning rate, ().
 Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
-"""Computes a step of micro-batches, the counts that their losses are divided by, (2,), and the learning rate, ()."""
 
 
 class Graph(NamedTuple):
-    """The static inputs of a captured step, and what launches it."""
+    """The static inputs of a captured step, and a function that launches it."""
 
     inputs: Batch
     launch: Callable[[], None]
 
 
 class Trial(NamedTuple):
-    """Tensors that a step changes, and copies of them: before it, and after a launch that was undone."""
+    """Tensors that a step changes, with copies from before the step and from after a launch that was undone."""
 
     changed: list[Tensor]
     before: list[Tensor]
     by_graph: list[Tensor]
 
     def distances(self) -> tuple[float, float]:
-        """Return the 2-norms of the graph's values less the present ones, and of the old ones less these."""
-        wrong, moved = (
-            torch.stack([(one - now).double().norm() for one, now in zip(values, self.changed, strict=True)]).norm()
-            for values in (self.by_graph, self.before)
-        )
-        return wrong.item(), moved.item()
+        """Return the distances (2-norms) of the current values from the graph's, and from those before the step."""
+
+        def distance(values: list[Tensor]) -> float:
+            norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
+            return torch.stack(norms).norm().item()
+
+        return distance(self.by_graph), distance(self.before)
 
 
 class StepGraphs:
-    """The graphs of a compiled model's steps, one for each shape of a micro-batch.
+    """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
-    A shape's first step is computed without a graph, which compiles and chooses kernels. So is the second, from which
-    its graph is made. Where graphs do not pay, capturing fails or results differ, or there are too many shapes, all or
-    those steps are.
+    The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
+    runs without it for comparison. Steps that would not be faster with a graph run without one, as do those of further
+    shapes after `MAX_GRAPHS`, and all steps after a capture has failed or given a different result.
     """
 
-    has_failed: ClassVar[bool] = False
-    """Whether this process could not capture a step; it does not try again."""
+    has_failed: ClassVar[bool] = False  # this process does not try again
 
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
         self._model, self._optimizers = model, optimizers
@@ -80,29 +77,25 @@ class StepGraphs:
         self._is_dropped = False
 
     def run(
-        self,
-        compute: Compute,
-        batch: GlobalBatch,
-        learning_rate: float,
-        seed: Callable[[], object],
-        metrics: Sequence[Tensor],
-    ) -> bool:
-        """Compute the step by its graph; False if it must be computed without one.
+        self, compute: Compute, batch: GlobalBatch, learning_rate: float,
+        seed: Callable[[], object], metrics: Sequence[Tensor],
+    ) -> bool:  # fmt: skip
+        """Run the step with its graph; returns False if there is none and the caller must run it.
 
-        `seed` sets the generator for dropout. `metrics` are what a step changes besides the weights and the state of
-        the optimizers, the same tensors in every step.
+        `seed` seeds the generator for dropout. `metrics` are the tensors that a step changes besides weights and
+        optimizer state, the same in every step.
         """
         if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1 or not self.pays(batch):
             return False
-        (given,) = batch.micro_batches
-        shape = (*(len(tensor) for tensor in given.tensors().values()), given.max_seqlen)
+        (micro_batch,) = batch.micro_batches
+        shape = (*(len(tensor) for tensor in micro_batch.tensors().values()), micro_batch.max_seqlen)
         if shape not in self._graphs:
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[shape] = None
             return False
 
         def launch(graph: Graph) -> None:
-            torch._foreach_copy_(list(graph.inputs.tensors().values()), list(given.tensors().values()))
+            torch._foreach_copy_(list(graph.inputs.tensors().values()), list(micro_batch.tensors().values()))
             self._counts[0].fill_(batch.num_predictions)
             self._counts[1].fill_(batch.num_pairs)
             self._rate.fill_(learning_rate)
@@ -111,81 +104,81 @@ class StepGraphs:
 
         graph = self._graphs[shape]
         if graph is None:
-            self._graphs[shape] = self._captured(compute, given, launch, metrics)
+            self._graphs[shape] = self._capture_and_try(compute, micro_batch, launch, metrics)
             return False
         launch(graph)
         return True
 
-    def _captured(
-        self, compute: Compute, given: Batch, launch: Callable[[Graph], None], metrics: Sequence[Tensor]
+    def _capture_and_try(
+        self, compute: Compute, micro_batch: Batch, launch: Callable[[Graph], None], metrics: Sequence[Tensor]
     ) -> Graph | None:
-        """Capture a step, launch it for `check` and undo that; None where anything fails."""
-        # So that a value that is captured, not read, gives another result.
+        """Capture a step, launch it once, keep the result for `check` and undo it; returns None on failure."""
+        # Wrong values, so that `check` notices if they were captured as constants.
         self._counts.fill_(torch.nan)
         self._rate.fill_(torch.nan)
         torch.manual_seed(0)
         states = (state for optimizer in self._optimizers for state in optimizer.state.values())
         moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        changing: list[list[Tensor]] = [list(metrics), list(self._model.parameters()), moments]
+        changed: list[list[Tensor]] = [list(metrics), list(self._model.parameters()), moments]
         try:
-            before = [_copies(tensors) for tensors in changing]
-            inputs = given.with_tensors(Tensor.clone)
+            before = [[tensor.detach().clone() for tensor in tensors] for tensors in changed]
+            inputs = micro_batch.with_tensors(Tensor.clone)
             graph = Graph(inputs, self.capture(lambda: compute([inputs], self._counts, self._rate)))
             try:
                 launch(graph)
-                by_graph = [_copies(tensors) for tensors in changing[:2]]
+                by_graph = [[tensor.detach().clone() for tensor in tensors] for tensors in changed[:2]]
             finally:
                 with torch.no_grad():
-                    for tensors, old in zip(changing, before, strict=True):
+                    for tensors, old in zip(changed, before, strict=True):
                         torch._foreach_copy_(tensors, old)
-        except Exception as error:  # the state is what it was, so the step can still be computed without a graph
+        except Exception as error:  # the state is restored, so the step can run without a graph
             cause = error.__cause__ or error.__context__ or error
             self._give_up(f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
             return None
         finally:
-            self._zero_grad()  # they are in the graph's own memory
-        self._trials = [Trial(*each) for each in zip(changing[:2], before, by_graph, strict=False)]
+            self._zero_grad()  # the gradients are in the graph's memory
+        self._trials = [Trial(*tensors) for tensors in zip(changed[:2], before[:2], by_graph, strict=True)]
         return graph
 
     def check(self) -> None:
-        """Compare the first result of a graph, if it is new, with that of the plain step, computed since."""
+        """Compare the first result of a new graph with that of the same step without a graph, which has run since."""
         if self._trials:
-            self._zero_grad()  # replays need none
-        for trial, most in zip(self._trials, MAX_DIFFERENCES, strict=False):
+            self._zero_grad()  # replays do not need these gradients
+        for trial, max_difference in zip(self._trials, MAX_DIFFERENCES, strict=False):
             difference, movement = trial.distances()
-            if not difference <= most * movement:  # nor where one is not a number
-                self._give_up(f"one gives another result: {difference:.2e} from the plain one, of {movement:.2e}")
+            if not difference <= max_difference * movement:  # also if one is NaN
+                self._give_up(f"the result of one is wrong by {difference:.2e}, for an update of {movement:.2e}")
                 break
         self._trials = []
 
     def pays(self, batch: GlobalBatch) -> bool:
-        """Whether launching a step's kernels takes longer than computing them."""
+        """Whether launching a step's kernels takes longer than running them."""
         model = self._model
         return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return what launches all that `compute` launches, and run nothing; where that fails, torch is as before."""
+        """Capture the kernels of `compute` and return a function that launches them; on failure, restore torch."""
         device = self._counts.device
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        graph, current_stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group in groups:
-            group["capturable"] = True  # PyTorch's AdamW asks for the word
+            group["capturable"] = True  # AdamW refuses to be captured without it
         gc.collect()
-        gc.disable()  # a kernel that is unloaded meanwhile would end the capture
+        gc.disable()  # unloading a kernel would invalidate the capture
         try:
-            # One memory for all, since no graph leaves anything in it that is needed after the step. Other threads lock
-            # pages for the next batches meanwhile, which must not end the capture.
+            # Graphs share a memory pool, since no result in it is needed after the step. "thread_local", because the
+            # prefetching thread pins memory, which would invalidate the capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         except BaseException:
-            # An error at the end of a capture leaves torch on the capture's stream, and before 2.13 with a generator
-            # and an allocator that take it for unfinished.
-            torch.cuda.set_stream(before)
+            # After a failed capture torch stays on the capture's stream, and before 2.13 its generator and allocator
+            # stay in capture mode.
+            torch.cuda.set_stream(current_stream)
             torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
-            with contextlib.suppress(Exception):  # it has ended
+            with contextlib.suppress(Exception):  # already ended
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
             raise
         finally:
@@ -198,13 +191,13 @@ class StepGraphs:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         StepGraphs.has_failed = True
-        print(f"steps are not captured as CUDA graphs: {why}")
+        print(f"steps are not captured as CUDA graphs: {reason}")
         self.drop()
 
     def drop(self) -> bool:
-        """Give back the graphs' memory, and capture no more; returns whether there were any."""
+        """Free the graphs' memory and stop capturing; returns whether there were graphs."""
         had_graphs = any(self._graphs.values())
         self._graphs.clear()
         self._trials = []
@@ -212,11 +205,7 @@ class StepGraphs:
         return had_graphs
 
 
-def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
-
-
 def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
-    """Whether launching the kernels of a step takes longer than its operations, on a card of a known peak."""
-    launching = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
-    return peak_flops is not None and launching > flops / (USUAL_MFU * peak_flops)
+    """Whether launching a step's kernels takes longer than its `flops`; False if the peak of the GPU is unknown."""
+    launch_seconds = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
+    return peak_flops is not None and launch_seconds > flops / (TYPICAL_MFU * peak_flops)

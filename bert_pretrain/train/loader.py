@@ -1,6 +1,6 @@
-"""Reading ahead: which examples make which step, and their batches in the background.
+"""Global batches of training, micro-batches of evaluation, and a thread that prefetches them.
 
-A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step.
+A global batch is a pure function of (data folder, seed, step), so a run can resume at any step.
 """
 
 import itertools
@@ -17,45 +17,26 @@ import torch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
-from bert_pretrain.train.packing import (
-    Batch,
-    GlobalBatch,
-    ShapeMultiples,
-    assign_by_length,
-    assign_evenly,
-    global_batch_of,
-    lengths_of,
-    multiples_of_equal_shares,
-)
+from bert_pretrain.train import packing
+from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
-READ_AHEAD = 3  # batches prepared before they are asked for
-SHARDS_OF_SOME = 32
-"""Shards that an evaluation of a part of a split reads, or as many as hold it; each is a random sample of documents."""
+NUM_PREFETCHED = 3
+MIN_EVALUATION_SHARDS = 32  # over which an evaluation of a subset is spread, if the split has as many
 
 
 class TrainingData:
-    """The endless sequence of global batches that a seed makes of a data folder's training split."""
+    """The infinite sequence of global batches of a training split, shuffled by a seed."""
 
     def __init__(
         self,
-        data: DataFolder,
-        *,
-        seed: int,
-        global_batch_size: int,
-        micro_batch_tokens: int,
-        first_step: int = 0,
-        first_example: int = 0,
-        rank: int = 0,
-        num_ranks: int = 1,
-        static_shapes: bool = False,
-    ) -> None:
-        """Begin with `first_example`, counted over all epochs, at `first_step`.
+        data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int,
+        first_step: int = 0, first_example: int = 0, rank: int = 0, num_ranks: int = 1, static_shapes: bool = False,
+    ) -> None:  # fmt: skip
+        """Initialize the sequence; step `first_step` starts with `first_example`, counted over all epochs.
 
-        The global batch is the same for any number of ranks; from the lengths of its examples each rank finds its own
-        share, and takes only the tokens of that. All ranks read and mask whole shards, so that an example has the masks
-        that one rank gives it: 2.5 µs of a core per example of 64 tokens, and 2.9 to gather and pack one of its own.
-        `static_shapes` gives all micro-batches nearly the same shape.
+        Global batches and their masks do not depend on the number of ranks: every rank reads and masks all examples,
+        and packs its share. `static_shapes` gives micro-batches nearly constant shapes.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length
@@ -66,35 +47,33 @@ class TrainingData:
         self._examples = ShuffledExamples(data, seed)
 
     def halve_micro_batches(self) -> None:
-        """Let micro-batches have half as many tokens from the next one on."""
+        """Halve the micro-batch size, but not below one example; raises ConfigError if that is reached."""
         if self.micro_batch_tokens <= self._max_seq_length:
             raise ConfigError(
-                f"one example of {self._max_seq_length} tokens does not fit into the memory of the device",
+                f"the device has too little memory for one example of {self._max_seq_length} tokens",
                 where="train.micro_batch_tokens",
-                remedy="set train.activation_checkpointing=true, take shorter examples or a smaller network",
+                remedy="set train.activation_checkpointing=true, use shorter examples or a smaller model",
             )
         self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self._max_seq_length)
 
     def global_batch(self, step: int) -> GlobalBatch:
-        """Return the batch of the optimizer step that follows `step` finished ones."""
+        """Return this rank's part of the global batch of the optimizer step after `step` completed ones."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
-        lengths = lengths_of(parts)
-        assign = assign_evenly if self._static_shapes else assign_by_length
-        assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
+        assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
+        assigned = assign(packing.lengths_of(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
+        multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
         if self._static_shapes:
-            num_shares = len(assigned) * self._num_ranks
-            multiples = multiples_of_equal_shares(len(lengths), num_shares, self._max_seq_length, self._mean_tokens)
-        else:
-            multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        return global_batch_of(parts, assigned, multiples)
+            size, num_shares = self.global_batch_size, len(assigned) * self._num_ranks
+            multiples = ShapeMultiples.for_equal_shares(size, num_shares, self._max_seq_length, self._mean_tokens)
+        return packing.global_batch_of(parts, assigned, multiples)
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
-        """Yield the global batches from one step to before another, or for ever."""
+        """Yield the global batches from `first_step` to before `last_step`, or forever if it is None."""
         steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
         return map(self.global_batch, steps)
 
     def epoch(self, step: int) -> float:
-        """Return how often the training split has been seen after `step` steps."""
+        """Return the number of epochs completed after `step` steps, a fraction included."""
         return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:
@@ -102,56 +81,52 @@ class TrainingData:
 
 
 def evaluation_batches(
-    data: DataFolder,
-    split: str,
-    micro_batch_tokens: int,
-    at_most: int | None = None,
-    *,
-    static_shapes: bool = False,
-    rank: int = 0,
-    num_ranks: int = 1,
-) -> Iterator[Batch]:
-    """Yield a rank's share of a split in micro-batches, with its stored masks.
+    data: DataFolder, split: str, micro_batch_tokens: int, max_rows: int | None = None, *,
+    static_shapes: bool = False, rank: int = 0, num_ranks: int = 1,
+) -> Iterator[Batch]:  # fmt: skip
+    """Yield a rank's micro-batches of a split, with its stored masks.
 
-    Of more rows than `at_most` it is as many, evenly spaced over `SHARDS_OF_SOME` shards or more. With `static_shapes`
-    all have one longest sequence, as in training: for a compiler it is a constant.
+    At most `max_rows` rows are taken, evenly spaced over `MIN_EVALUATION_SHARDS` shards or more. With `static_shapes`,
+    `max_seqlen` is constant, because `torch.compile` would recompile for each value.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
-    records, number = data.shards(split), data.rows(split)
-    if at_most is not None and at_most < number:
-        enough = max(SHARDS_OF_SOME, 1 + at_most * len(records) // number)
-        kept = np.unique(np.linspace(0, len(records) - 1, enough).round().astype(int))
-        records = [records[index] for index in kept]
-        number = min(at_most, sum(record.rows for record in records))
-    chosen = np.linspace(0, sum(record.rows for record in records), number, endpoint=False).astype(np.int64)
-    begin, turn = 0, rank
+    records, num_rows = data.shards(split), data.rows(split)
+    if max_rows is not None and max_rows < num_rows:
+        num_shards = max(MIN_EVALUATION_SHARDS, 1 + max_rows * len(records) // num_rows)
+        indices = np.unique(np.linspace(0, len(records) - 1, num_shards).round().astype(int))
+        records = [records[index] for index in indices]
+        num_rows = min(max_rows, sum(record.rows for record in records))
+    chosen = np.linspace(0, sum(record.rows for record in records), num_rows, endpoint=False).astype(np.int64)
+    begin, next_index = 0, rank  # of the shard's first row, and of this rank's next micro-batch in the shard
     for record in records:
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
             parts = [(read_shard(data.path, record), chosen[first:last] - begin)]
-            assigned = assign_by_length(lengths_of(parts), micro_batch_tokens, 0, 1)
-            if turn < len(assigned):
-                yield from global_batch_of(parts, assigned[turn::num_ranks], multiples).micro_batches
-            turn = (turn - len(assigned)) % num_ranks
+            assigned = packing.assign_by_length(packing.lengths_of(parts), micro_batch_tokens, 0, 1)
+            if next_index < len(assigned):
+                yield from packing.global_batch_of(parts, assigned[next_index::num_ranks], multiples).micro_batches
+            next_index = (next_index - len(assigned)) % num_ranks
         begin += record.rows
 
 
 class Prefetcher(Generic[AnyBatch]):
-    """Batches on the device, read ahead by a thread."""
+    """Iterates over batches that a thread prepares ahead of time, and copies them to the device."""
 
-    last_wait_seconds = 0.0  # how long the last batch asked for was not there yet
+    last_wait_seconds = 0.0  # time that the last `next` waited for the thread
 
     def __init__(self, batches: Iterator[AnyBatch], device: torch.device) -> None:
         self._device = device
         self.start(batches)
 
     def start(self, batches: Iterator[AnyBatch]) -> None:
-        """Read these batches from now on; others must be closed."""
+        """Start a thread for these batches; an earlier one must be closed."""
         self._batches: Iterator[AnyBatch] = batches
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._ready: deque[Future[AnyBatch | None]] = deque(self._thread.submit(self._read) for _ in range(READ_AHEAD))
+        self._ready: deque[Future[AnyBatch | None]] = deque(
+            self._thread.submit(self._read) for _ in range(NUM_PREFETCHED)
+        )
 
     def _read(self) -> AnyBatch | None:
         batch = next(self._batches, None)
@@ -161,7 +136,7 @@ class Prefetcher(Generic[AnyBatch]):
         return self
 
     def __next__(self) -> AnyBatch:
-        """Return the next batch; raises what reading it raised."""
+        """Return the next batch; raises an error of the thread."""
         begin = time.perf_counter()
         batch = self._ready.popleft().result()
         self.last_wait_seconds = time.perf_counter() - begin

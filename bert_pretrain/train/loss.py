@@ -1,9 +1,10 @@
-"""The two pretraining losses as sums, with what they predicted right.
+"""The two pretraining losses as sums over a micro-batch, with the numbers of correct predictions.
 
-Sums, because a micro-batch does not know how many tokens the global batch predicts: divided by the true numbers of the
-*global* batch, they give the gradient of one big batch however it is cut. The masked-language-model loss takes its
-gradient on the way forward, a block of masked rows at a time, so that the logits never exist as a whole: they are by
-far the largest tensor of a step, and on CPU the time goes into moving them.
+Sums, because a loss must be divided by the number of predictions in the global batch, not in the micro-batch: then the
+gradient does not depend on the division into micro-batches.
+
+The masked language modeling loss computes its gradient in the forward pass, one block of masked rows at a time, so the
+full logits are never in memory: they would be by far the largest tensor of a step.
 """
 
 import functools
@@ -18,35 +19,29 @@ from torch.func import functional_call
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.packing import Batch
 
-BLOCK_ROWS = 1024  # masked rows whose logits exist at once in the precision of the matrix product
-SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}
-"""Rows of a block whose logits exist in fp32: few on CPU, so that they stay in the cache."""
-ROW_MULTIPLE = 32
-"""Masked rows are padded to a multiple of this: on CPU oneDNN keeps code for every shape of a 16-bit product, and is a
-fifth slower where the number of rows is odd."""
-COLUMN_MULTIPLE = 8
-"""The vocabulary is padded to a multiple of this in the working copies, never in the checkpoint: rows of 16-bit logits
-are then multiples of 16 bytes long, without which the tensor cores' fast kernels (TMA, vector loads) cannot be used."""
+BLOCK_ROWS = 1024  # masked rows with logits in memory at a time
+SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}  # rows with fp32 logits at a time; on CPU few, to stay in the cache
+ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is a fifth slower on odd row numbers
+COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
 ARGMAX_GROUP = 128
-FP16_FACTOR = 128.0
-"""fp16 has no numbers below 6e-8; the gradient of an unlikely token's logit, its probability, needs some room."""
+FP16_FACTOR = 128.0  # scales gradients of logits, which are small for unlikely tokens: fp16 has no numbers below 6e-8
 
 
 class LossSums(NamedTuple):
     """Sums over a micro-batch, each a scalar on the model's device."""
 
-    mlm_loss: Tensor  # over predicted tokens, nats
-    nsp_loss: Tensor  # over pairs, nats; 0 without pairs
+    mlm_loss: Tensor  # nats, over masked tokens
+    nsp_loss: Tensor  # nats, over sentence pairs; 0 without pairs
     mlm_correct: Tensor
     nsp_correct: Tensor
 
     def mean(self, num_predictions: float | Tensor, num_pairs: float | Tensor) -> Tensor:
-        """Return the part of the loss that this micro-batch adds to a global batch of these numbers, at least 1."""
+        """Return this micro-batch's part of the mean loss of a global batch; both counts must be at least 1."""
         return self.mlm_loss / num_predictions + self.nsp_loss / num_pairs
 
 
 class PretrainingLoss(nn.Module):
-    """A model and its losses as one module, for DDP to wrap."""
+    """Model and losses in one module, for DDP to wrap."""
 
     def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
         super().__init__()
@@ -57,10 +52,10 @@ class PretrainingLoss(nn.Module):
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
-    """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
+    """Run the model on one micro-batch and return its losses; without sentence pairs, the second one is 0."""
     inputs, weights = (*batch.sequences, batch.masked_positions), _cast_weights(model, compiled)
     features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
-    features = features[: len(batch.masked_labels)]  # what follows belongs to a dummy tail
+    features = features[: len(batch.masked_labels)]  # drop the dummy tail
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
@@ -72,73 +67,67 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
 
 
 def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:
-    """Return the weights of the encoder's products in 16 bits, by one operation a layer; none if autocast does it.
+    """Cast the encoder's weights to 16 bits, with one operation per layer; return {} where autocast should do it.
 
-    Compiled layers have no part in autocast's cache, and cast each weight by a kernel of its own. A layer that is
-    computed again in the backward pass would find its own weights then, so with checkpointing it is left to them.
+    Compiled layers do not use autocast's cache and would cast each weight with a separate kernel. With activation
+    checkpointing, the recomputed layers would not see the cast weights, so they cast them themselves.
     """
     if not compiled or not torch.is_autocast_enabled("cuda") or model.encoder.activation_checkpointing:
         return {}
     cast: Any = _Cast.apply
     dtype = torch.get_autocast_dtype("cuda")
-    found: dict[str, Tensor] = {}
-    for number, layer in enumerate(model.encoder.layers):
-        named = {name: each for name, each in layer.named_parameters() if "norm" not in name}
-        names = (f"encoder.layers.{number}.{name}" for name in named)
-        found |= zip(names, cast(dtype, *named.values()), strict=True)
-    return found
+    weights: dict[str, Tensor] = {}
+    for index, layer in enumerate(model.encoder.layers):
+        originals = {name: weight for name, weight in layer.named_parameters() if "norm" not in name}
+        names = (f"encoder.layers.{index}.{name}" for name in originals)
+        weights |= zip(names, cast(dtype, *originals.values()), strict=True)
+    return weights
 
 
 class _Cast(torch.autograd.Function):
-    """Cast many tensors at once, and their gradients back."""
+    """Cast several tensors with one operation, and their gradients back to fp32."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(found, list(tensors))
-        return tuple(found)
+        results = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(results, list(tensors))
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
-        torch._foreach_copy_(found, list(gradients))
-        return (None, *found)
+        results = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+        torch._foreach_copy_(results, list(gradients))
+        return (None, *results)
 
 
 def masked_lm_loss(
     features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, *, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy of `features @ weight.T + bias`, and how many labels have the largest logit.
+    """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
-    `features` are (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,), `labels` (masked,) int64, with
-    `IGNORED` where nothing is predicted. If `compiled`, the softmax of a block is one kernel that the compiler makes.
+    `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
+    Rows with the label `IGNORED` are skipped. With `compiled`, the softmax is a kernel made by `torch.compile`.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     with torch.autocast(device, enabled=False):
-        loss, correct = _decoder_loss(features, weight, bias, labels, dtype, torch.is_grad_enabled(), compiled)
-    return loss, correct
+        apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
+        return apply(features, weight, bias, labels, dtype, torch.is_grad_enabled(), compiled)
 
 
 class _DecoderLoss(torch.autograd.Function):
-    """Decoder, softmax and cross-entropy in one; `backward` only scales what `forward` has computed."""
+    """Output layer, softmax and cross-entropy; `forward` computes the gradients, `backward` only scales them."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        labels: Tensor,
-        dtype: torch.dtype,
-        with_gradient: bool,
-        compiled: bool,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor,
+        dtype: torch.dtype, with_gradient: bool, compiled: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         num_rows, num_tokens = len(labels), len(bias)
-        # The padding is zero, and so are its logits and their gradients: it adds nothing to any product.
+        # Padding is zero, so it adds nothing to any product.
         rows = _padded(features, ROW_MULTIPLE, dtype)
         decoder = _padded(weight, COLUMN_MULTIPLE, dtype)
-        # exp(-inf) is 0: the columns of the padding have no probability, and hence no gradient.
+        # Padded columns get probability exp(-inf) = 0 and hence no gradient.
         bias_row = F.pad(bias.float(), (0, len(decoder) - num_tokens), value=-torch.inf)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
         loss, correct = features.new_zeros((), dtype=torch.float32), labels.new_zeros(())
@@ -146,16 +135,16 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
-        # The host may look at labels on CPU only, where leaving out the factors saves time.
+        # Only on CPU can labels be checked without a synchronization; without a tail, `softmax_in_place` saves work.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
-        # Room for one block, used again by every block: fresh memory this large costs as much as the products.
-        room = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
+        # All blocks share a buffer: allocating one this large takes as long as the products.
+        buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
         num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
         for start in range(0, num_rows, BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, len(rows)))
-            logits = room[: block.stop - start]
-            torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), the bias still to be added
-            targets = labels[block]  # of the real rows
+            logits = buffer[: block.stop - start]
+            torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
+            targets = labels[block]  # excludes padding rows
             parts = (torch.split(each, num_softmax_rows) for each in (logits[: len(targets)], targets))
             for part, part_labels in zip(*parts, strict=True):
                 part_loss, part_correct = softmax_in_place(
@@ -163,8 +152,7 @@ class _DecoderLoss(torch.autograd.Function):
                 )
                 loss += part_loss
                 correct += part_correct
-            if with_gradient:
-                # `logits` now holds the gradient with respect to the logits.
+            if with_gradient:  # `logits` now holds its gradient
                 d_features[block] = torch.mm(logits, decoder)
                 block_d_weight = _product_in_fp32(logits.t(), rows[block])
                 d_weight = block_d_weight if d_weight is None else d_weight.add_(block_d_weight)
@@ -183,7 +171,7 @@ class _DecoderLoss(torch.autograd.Function):
 
 
 def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
-    """Return a matrix in another type, with rows of zeros up to a multiple of some number of rows."""
+    """Cast a matrix, and append rows of zeros up to a multiple of `multiple` rows."""
     missing = -len(matrix) % multiple
     if not missing:
         return matrix.to(dtype)
@@ -195,7 +183,7 @@ def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_softmax_in_place` compiled once for any number of rows; the vocabulary is a constant of the kernel."""
+    """Return `_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
     softmax = torch.compile(_softmax_in_place, backend=backend, fullgraph=True)
 
     def compiled(logits: Tensor, bias: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -206,28 +194,25 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     return compiled
 
 
-_decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
-
-
 def _softmax_in_place(
     logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None, has_tail: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
+    """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
-    `logits`, (rows, columns), lack `bias`, (columns,) fp32, -inf in the columns that pad the vocabulary; `labels` are
-    (rows,) int64. The gradient's sum over rows is added to `d_bias`, (columns,); without it nothing is overwritten.
-    With `has_tail`, rows may be labelled `IGNORED`, and have no loss and no gradient.
+    `logits` is (rows, columns), `bias` (columns,) fp32 is still to be added and -inf in padded columns, and `labels` is
+    (rows,) int64. The gradient summed over rows is added to `d_bias`, (columns,); if it is None, the logits are kept.
+    `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
     """
     targets = labels[:, None]
     is_real = targets >= 0
     if has_tail:
         targets = targets.clamp(min=0)
-    wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
-    likeliest = _argmax(wide)
-    target_logits, largest = wide.gather(1, targets), wide.gather(1, likeliest)
+    fp32_logits = logits.float().add_(bias)  # (rows, columns)
+    likeliest = _argmax(fp32_logits)
+    target_logits, largest = fp32_logits.gather(1, targets), fp32_logits.gather(1, likeliest)
     correct = (likeliest == labels[:, None]).sum()
-    probabilities = wide.softmax(dim=1)
-    # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0.
+    probabilities = fp32_logits.softmax(dim=1)
+    # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0, so its log is accurate.
     losses = largest - probabilities.gather(1, likeliest).log() - target_logits
     loss = (losses.where(is_real, 0.0) if has_tail else losses).sum()
     if d_bias is not None:
@@ -241,12 +226,12 @@ def _softmax_in_place(
 
 
 def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two matrices of any precision in fp32: fp16 overflows where many rows add up."""
+    """Return the product of two matrices in fp32, because sums over many rows overflow fp16."""
     if left.dtype == torch.float32:
         return torch.mm(left, right)
     if left.device.type == "cuda":
         return torch.mm(left, right, out_dtype=torch.float32)
-    # On CPU no product of 16 bits gives 32; bf16 at least has their range.
+    # CPU products of 16-bit matrices have 16-bit results; bf16 has the range of fp32, so only fp16 is cast.
     return torch.mm(left, right).float() if left.dtype == torch.bfloat16 else torch.mm(left.float(), right.float())
 
 
@@ -255,10 +240,10 @@ def _argmax(values: Tensor) -> Tensor:
     rows, columns = values.shape
     if values.device.type != "cpu" or columns < 2 * ARGMAX_GROUP:
         return values.argmax(dim=1, keepdim=True)
-    # On CPU the largest value is found eight times faster than its index, so search groups of columns first.
-    whole = columns - columns % ARGMAX_GROUP
-    largest = values[:, :whole].view(rows, -1, ARGMAX_GROUP).amax(dim=2)  # (rows, groups)
-    # The last group may overlap the one before, which wins a tie: it comes first.
+    # On CPU `amax` is 8 × faster than `argmax`, so find the group of columns with the largest value first.
+    in_groups = columns - columns % ARGMAX_GROUP
+    largest = values[:, :in_groups].view(rows, -1, ARGMAX_GROUP).amax(dim=2)  # (rows, groups)
+    # The last group may overlap the one before it. On a tie argmax returns the earlier one.
     largest = torch.cat([largest, values[:, -ARGMAX_GROUP:].amax(dim=1, keepdim=True)], dim=1)
     begin = (largest.argmax(dim=1, keepdim=True) * ARGMAX_GROUP).clamp(max=columns - ARGMAX_GROUP)  # (rows, 1)
     group = values.gather(1, begin + torch.arange(ARGMAX_GROUP))  # (rows, ARGMAX_GROUP)

@@ -1,7 +1,7 @@
-"""The optimizers: AdamW as BERT uses it (appendix A.2), LAMB, or Muon with AdamW for what is no hidden matrix.
+"""Optimizers: AdamW as in BERT (appendix A.2), LAMB, or Muon for hidden matrices with AdamW for other parameters.
 
-All of them obey `found_inf` on the device, PyTorch's contract between a gradient scaler and a fused optimizer: a step
-is skipped without the host knowing.
+All of them read `found_inf` on the device, as PyTorch's fused optimizers do for a gradient scaler, so a step is skipped
+without a synchronization with the host.
 """
 
 import math
@@ -15,23 +15,21 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.io import cores
 
 Optimizers = Sequence[torch.optim.Optimizer]  # each parameter belongs to one of them
-
-SATURATED_STEP = 2.0**60
-"""A count of steps at which AdamW corrects nothing, and beyond where fp32 can count: one more leaves it as it is."""
+SATURATED_STEP = 2.0**60  # so large that AdamW's bias correction is 1, and that adding 1 does not change it in fp32
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
-    """Return the configured optimizers over a model's parameters, with decay on matrices only."""
+    """Return the configured optimizers for a model's parameters, with weight decay on matrices only."""
     adam: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     named = list(model.named_parameters())
     if config.optimizer == "lamb":
         groups = _groups(named, config)
         return (Lamb(groups, **adam, bias_correction=config.bias_correction),)
-    hidden = [(name, weight) for name, weight in named if config.optimizer == "muon" and is_hidden_matrix(name)]
-    names = {name for name, _ in hidden}
-    rest = _groups([(name, parameter) for name, parameter in named if name not in names], config)
-    # Fused, because it can skip a step on the device, and is the fastest on CPU too.
-    adamw = torch.optim.AdamW(rest, **adam, fused=True)
+    use_muon = config.optimizer == "muon"
+    hidden = [(name, weight) for name, weight in named if use_muon and is_hidden_matrix(name)]
+    rest = [(name, weight) for name, weight in named if not (use_muon and is_hidden_matrix(name))]
+    # Fused, because it can skip a step on the device. It is also the fastest on CPU.
+    adamw = torch.optim.AdamW(_groups(rest, config), **adam, fused=True)
     if not config.bias_correction:
         disable_bias_correction(adamw)
     if not hidden:
@@ -40,10 +38,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
 
 
 def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
-    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true.
-
-    A learning rate on the device, (), is read there when a kernel runs.
-    """
+    """Run the optimizers without a synchronization; if `skip`, () bool, is true, weights and state do not change."""
     found_inf = skip.float()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -54,10 +49,7 @@ def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) 
 
 
 def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
-    """Take the correction of the moments' bias out of a fresh AdamW, as in the paper's own code.
-
-    The correction fades with the number of steps, so the count begins where it is 1; the fused kernel stays as it is.
-    """
+    """Disable the bias correction of a new AdamW, as in BERT's code, by starting at a step where it has become 1."""
     for group in adamw.param_groups:
         for parameter in group["params"]:
             adamw.state[parameter] = {
@@ -68,60 +60,46 @@ def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
 
 
 def has_decay(name: str) -> bool:
-    """Whether weight decay, and LAMB's trust ratio, apply to the parameter of this name."""
-    return not (name.endswith("bias") or name.endswith("norm.weight"))
+    """Whether weight decay and LAMB's trust ratio apply to the parameter with this name."""
+    return not name.endswith(("bias", "norm.weight"))
 
 
 def is_hidden_matrix(name: str) -> bool:
-    """Whether a parameter is a matrix inside the encoder: not an embedding, and in none of the heads."""
+    """Whether a parameter is a matrix of the encoder, so neither an embedding nor in a head."""
     return name.startswith("encoder.layers.") and has_decay(name)
 
 
-def num_matrices(name: str) -> int:
-    """Return how many matrices a parameter consists of: query, key and value lie one below the other."""
-    return 3 if name.endswith("query_key_value.weight") else 1
-
-
 def _groups(named: Sequence[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
-    """Sort parameters into groups by decay and number of matrices."""
+    """Group parameters by weight decay and number of matrices."""
     groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
     for name, parameter in named:
-        groups.setdefault((has_decay(name), num_matrices(name)), []).append(parameter)
+        num_matrices = 3 if name.endswith("query_key_value.weight") else 1
+        groups.setdefault((has_decay(name), num_matrices), []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "weight_decay": config.weight_decay if decays else 0.0,
-            "adapts": decays,
-            "matrices": matrices,
-        }
-        for (decays, matrices), parameters in groups.items()
+        {"params": params, "weight_decay": config.weight_decay if decays else 0.0, "adapts": decays, "matrices": number}
+        for (decays, number), params in groups.items()
     ]
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB over groups of parameters.
+    """LAMB, with two additional keys of a parameter group.
 
-    Besides the usual ones a group may have `adapts` (false: plain Adam, for biases and layer normalisation) and
-    `matrices`, the number of equal matrices one below the other in each of its parameters.
+    `adapts` applies the trust ratio; False gives Adam, for biases and layer normalization. `matrices` is the number of
+    matrices of equal shape that are stacked in each parameter, each with its own trust ratio.
     """
 
     found_inf: Tensor | None = None
 
     def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        bias_correction: bool,
-    ) -> None:
+        self, groups: Iterable[dict[str, Any]], *,
+        lr: float, betas: tuple[float, float], eps: float, bias_correction: bool,
+    ) -> None:  # fmt: skip
         defaults = {"lr": lr, "betas": betas, "eps": eps, "bias_correction": bias_correction}
         super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "adapts": True, "matrices": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
+        """Update every parameter that has a gradient; no parameter or state changes if `found_inf` is 1."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -129,12 +107,12 @@ class Lamb(torch.optim.Optimizer):
                 directions = self._directions(group, parameters, skip)
                 torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
                 if group["adapts"]:
-                    _scale_to_weights(parameters, directions, group["matrices"])
+                    _scale_by_trust_ratio(parameters, directions, group["matrices"])
                 torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
                 torch._foreach_add_(parameters, directions)
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
-        """Take the gradients into the moments, and return Adam's directions as fresh tensors."""
+        """Update the moments, and return Adam's update directions as new tensors."""
         gradients = _gradients(parameters, skip)
         beta1, beta2 = group["betas"]
         for parameter in parameters:
@@ -147,69 +125,57 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
         torch._foreach_mul_(second, torch.where(skip, 1.0, beta2))
         torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
-        # Without `alpha` PyTorch takes the overload that reads the number on the host, and waits.
+        # Without `alpha` PyTorch selects the overload that reads the tensor on the host.
         torch._foreach_add_(steps, torch.where(skip, 0.0, 1.0), alpha=1)
         roots, directions = list(second), list(first)
         if group["bias_correction"]:
-            count = steps[0].clamp(min=1.0)  # all the same: every parameter has a gradient in every step
-            directions = list(torch._foreach_div(directions, _bias_of_zeros(beta1, count)))
-            roots = list(torch._foreach_div(roots, _bias_of_zeros(beta2, count)))
+            count = steps[0].clamp(min=1.0)  # equal for all parameters
+            directions = list(torch._foreach_div(directions, _bias_correction(beta1, count)))
+            roots = list(torch._foreach_div(roots, _bias_correction(beta2, count)))
         roots = list(torch._foreach_sqrt(roots))
         torch._foreach_add_(roots, group["eps"])
         return list(torch._foreach_div(directions, roots))
 
 
 def _skip(found_inf: Tensor | None, parameters: list[Tensor]) -> Tensor:
-    """Return whether the step is skipped, () bool."""
+    """Return whether to skip the step, () bool."""
     return torch.zeros((), dtype=torch.bool, device=parameters[0].device) if found_inf is None else found_inf > 0
 
 
 def _gradients(parameters: list[Tensor], skip: Tensor) -> Any:
-    """Return the gradients, 0 where the step is skipped: with a decay of 1 the moments stay as they are."""
-    # As integers, because 0 times what is not finite is not 0; at once, where a condition would be a launch each.
+    """Return the gradients, set to 0 if the step is skipped; the callers also set the decay of moments to 1 then."""
+    # Multiplied as integers, because 0 * inf is NaN. `torch.where` would be a launch per parameter.
     gradients: list[Any] = [parameter.grad for parameter in parameters]
     torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
     return gradients
 
 
-def _bias_of_zeros(beta: float, count: Tensor) -> Tensor:
-    """Return 1 - beta ** count, (), how much of a moment that began as zeros is made of gradients.
-
-    Taken so that fp32 is enough: the difference of 1 and 0.999 has but four digits there.
-    """
+def _bias_correction(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta ** count, (), by `expm1`, since the difference is inaccurate in fp32 if beta is near 1."""
     return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
 
 
-def _scale_to_weights(weights: list[Tensor], directions: list[Tensor], number: int) -> None:
-    """Make each matrix's update as long as the matrix itself (the trust ratio); a matrix of zeros is left alone."""
-    old, new = ([part for each in tensors for part in each.chunk(number)] for tensors in (weights, directions))
+def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_matrices: int) -> None:
+    """Scale the update of each matrix to the norm of the matrix, unless one of both is 0."""
+    old, new = ([part for each in tensors for part in each.chunk(num_matrices)] for tensors in (weights, directions))
     old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
-    # One call, but a launch per matrix: PyTorch takes lists of numbers at once only from the host.
+    # A launch per matrix: PyTorch's fused version accepts only scalars on the host.
     torch._foreach_mul_(new, torch.where(usable, old_norms / new_norms, 1.0).unbind())
 
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Terms of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
-ITERATIONS = 5
-NUMBERS_AT_ONCE = 2**25
-"""Maximum number of weights in matrices that are computed together: all of BERT-Base's square ones."""
-
-
 class Muon(torch.optim.Optimizer):
-    """Muon over groups that differ in `matrices` only: how many equal ones each parameter has, one below the other."""
+    """Muon over groups that differ only in `matrices`, the number of matrices stacked in each parameter."""
 
     found_inf: Tensor | None = None
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
-    ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "matrices": 1}
+    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95, "matrices": 1}
         super().__init__(list(groups), defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
+        """Update every parameter that has a gradient; no parameter or state changes if `found_inf` is 1."""
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for group in self.param_groups:
             for weight in group["params"]:
@@ -217,19 +183,20 @@ class Muon(torch.optim.Optimizer):
                     shape = weight.shape[0] // group["matrices"], weight.shape[1]
                     by_shape.setdefault(shape, []).append(weight)
         group = self.param_groups[0]
-        everything = [weight for weights in by_shape.values() for weight in weights]
+        all_weights = [weight for weights in by_shape.values() for weight in weights]
         skip = _skip(self.found_inf, group["params"])
-        self._look_ahead(everything, group["momentum"], skip)
-        torch._foreach_mul_(everything, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
+        self._apply_momentum(all_weights, group["momentum"], skip)
+        torch._foreach_mul_(all_weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
         for (height, width), weights in by_shape.items():
-            at_once = max(1, NUMBERS_AT_ONCE // max(weight.numel() for weight in weights))
-            # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
+            # Matrices of at most 2 ** 25 weights are updated together: all square ones of BERT-Base.
+            num_together = max(1, 2**25 // max(weight.numel() for weight in weights))
+            # The root mean square of AdamW's typical update (Liu et al., 2025, section 2.2).
             factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
-            for begin in range(0, len(weights), at_once):
-                _update(weights[begin : begin + at_once], height, width, factor)
+            for begin in range(0, len(weights), num_together):
+                _update(weights[begin : begin + num_together], height, width, factor)
 
-    def _look_ahead(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
-        """Take the gradients into the momentum, and make them what Nesterov makes of both."""
+    def _apply_momentum(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
+        """Update the momentum, and replace the gradients by Nesterov's."""
         gradients = _gradients(weights, skip)
         for weight in weights:
             if not self.state[weight]:
@@ -241,28 +208,29 @@ class Muon(torch.optim.Optimizer):
 
 
 def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
-    """Add `factor`, (), times their orthogonalised gradients to parameters that consist of matrices of one shape."""
+    """Add `factor`, (), times the orthogonalized gradients to parameters of matrices of one shape."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
     torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
-    updates = orthogonalised(matrices.view(-1, height, width)).reshape(matrices.shape)
+    updates = orthogonalized(matrices.view(-1, height, width)).reshape(matrices.shape)
     torch._foreach_add_(weights, torch.split(updates.to(weights[0].dtype).mul_(factor), rows))
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
-    """Return nearly the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Return approximately the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
 
-    Five Newton–Schulz iterations; products only, so it runs at the speed of the tensor cores. A CPU without
-    instructions for bf16 takes the products in fp32: emulated, they would take most of the step.
+    Five Newton–Schulz iterations, which consist of matrix products. A CPU without bf16 instructions computes them in
+    fp32, because emulated bf16 would take most of a step.
     """
-    a, b, c = COEFFICIENTS
+    # Of the quintic polynomial (Jordan, 2024): it is steep at 0; singular values end between 0.5 and 1.5, not at 1.
+    a, b, c = 3.4445, -4.7750, 2.0315
     is_emulated = matrices.device.type == "cpu" and not cores.cpu_bf16_feature()
     current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)
     is_tall = current.shape[1] > current.shape[2]
     if is_tall:
         current = current.mT
     current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=1e-7)
-    for _ in range(ITERATIONS):
+    for _ in range(5):
         gram = current @ current.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         current = torch.baddbmm(current, polynomial, current, beta=a)

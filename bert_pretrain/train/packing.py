@@ -1,7 +1,7 @@
-"""From examples to packed batches: which examples share a micro-batch, and how they are laid out.
+"""Division of a global batch into packed micro-batches.
 
-A micro-batch is packed: sequences end to end, without padding, perhaps with a dummy tail that gives it a common shape.
-How a global batch is cut into micro-batches changes speed and memory, never the gradient.
+A packed micro-batch is a concatenation of sequences without padding, perhaps followed by a tail of dummy sequences that
+rounds up its shape. The division into micro-batches changes speed and memory, not the gradient.
 """
 
 import itertools
@@ -17,45 +17,42 @@ from torch import Tensor
 from bert_pretrain.examples.examples import Examples, concatenate
 from bert_pretrain.text import ragged
 
-MAX_DUMMY_SHARE = 0.02  # of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur
-IGNORED = -100  # the label of what is not predicted, as in `torch.nn.functional.cross_entropy`
+MAX_DUMMY_SHARE = 0.02  # of a micro-batch's tokens that a tail may add
+IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy`
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One packed micro-batch, perhaps with a tail of dummy sequences that gives it a common shape.
+    """A packed micro-batch, perhaps with a tail of dummy sequences.
 
-    What the model returns for a tail is dropped, and labels have none; or theirs is `IGNORED`, which lets all shapes be
-    known without the data.
+    The tail has no labels, and the model's outputs for it are dropped. With static shapes it has labels `IGNORED`.
     """
 
     input_ids: Tensor  # (tokens,) int64
-    token_type_ids: Tensor  # (tokens,) int64: 1 from the second segment's first token on
+    token_type_ids: Tensor  # (tokens,) int64: 0 in the first segment, 1 in the second
     position_ids: Tensor  # (tokens,) int64: from 0 in every sequence
-    cu_seqlens: Tensor  # (sequences + 1,) int32
+    cu_seqlens: Tensor  # (sequences + 1,) int32: cumulative lengths
     masked_positions: Tensor  # (masked,) int64: indices into the packed tokens
     masked_labels: Tensor  # (masked,) int64
     next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
-    num_tokens: int  # real ones
-    num_sequences: int  # real ones
-    num_predictions: int  # real ones
+    num_tokens: int  # this and the next two without the tail
+    num_sequences: int
+    num_predictions: int
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """Inputs of an encoder: ids, segments, positions, bounds, and the longest length."""
+        """The encoder's inputs: `input_ids`, `token_type_ids`, `position_ids`, `cu_seqlens` and `max_seqlen`."""
         return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
 
     def to(self, device: torch.device) -> "Batch":
-        """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        """Return this batch in page-locked memory, from which CUDA copies in the background."""
         return self.with_tensors(Tensor.pin_memory)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by their fields' names."""
+        """Return the tensors by field name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -66,11 +63,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimizer step: this rank's micro-batches, and the true numbers of all ranks that the losses divide by."""
+    """The data of one optimizer step: this rank's micro-batches, and counts over all ranks, without tails."""
 
     micro_batches: list[Batch]
     num_sequences: int
-    num_pairs: int  # sequences with a next-sentence label: all of them, or none
+    num_pairs: int  # sequences with a next-sentence label: all or none
     num_predictions: int
     num_tokens: int
     sum_squared_lengths: int
@@ -84,82 +81,83 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class ShapeMultiples:
-    """What the sizes of a micro-batch are rounded up to, so that few distinct shapes occur in a run.
+    """Multiples to which the sizes of a micro-batch are rounded up, so that few distinct shapes occur in a run.
 
-    A compiler makes code for a shape, and so does oneDNN on CPU for every product in 16 bits, half a megabyte each.
+    `torch.compile` generates code for each shape, and so does oneDNN for 16-bit products on CPU, 0.5 MB each.
     """
 
     tokens: int
     masked: int
     sequences: int
     max_seqlen: int
-    with_labels: bool = False
-    """Whether labels have a tail too."""
+    with_labels: bool = False  # whether the tail has labels
 
     @staticmethod
     def for_padded_attention(micro_batch_tokens: int) -> "ShapeMultiples":
-        """Return the multiples for micro-batches of sequences of about equal length; the longest varies."""
+        """Return the multiples for micro-batches of sequences of similar length, with a varying `max_seqlen`."""
         return ShapeMultiples(_power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens), 32, 2, 8)
+
+    @staticmethod
+    def for_equal_shares(num_examples: int, num_shares: int, max_seqlen: int, mean_tokens: float) -> "ShapeMultiples":
+        """Return the multiples for `assign_evenly`, with constant number of sequences and `max_seqlen`.
+
+        `mean_tokens` is the mean length of an example in all the data, so that every step has the same multiples.
+        """
+        expected_tokens = mean_tokens * num_examples / num_shares
+        unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
+        num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
+        # About a tenth of the masked tokens: their number varies by a few percent, so most are rounded to one value.
+        masked = _power_of_two(0.015 * expected_tokens)
+        return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
 
 
 def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
-    """Return one rank's micro-batches of a global batch, as `assign_by_length` assigns them, without tails."""
+    """Divide a global batch by `assign_by_length` and return one rank's micro-batches, without tails."""
     assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank, num_ranks)
     return global_batch_of([(examples, np.arange(len(examples)))], assigned)
 
 
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each micro-batch of a rank, each of at most `micro_batch_tokens` and at least one example.
+    """Return the rows of each of a rank's micro-batches, with at most `micro_batch_tokens` or one example each.
 
-    Sorted by length, examples are assigned to ranks in snake order, so that all ranks hold about equally many tokens,
-    and attention that pads then pads little.
+    Ranks get about as many tokens. Micro-batches have examples of similar length, so padded attention pads little.
     """
     share = _snake_order(lengths, num_ranks)[rank]
-    return [share[begin:end] for begin, end in itertools.pairwise(_cut_points(lengths[share], micro_batch_tokens))]
+    offsets, bounds = ragged.offsets_of(lengths[share]), [0]
+    while (begin := bounds[-1]) < len(share):
+        end = int(np.searchsorted(offsets, offsets[begin] + micro_batch_tokens, side="right")) - 1
+        bounds.append(max(begin + 1, end))
+    return [share[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each micro-batch of a rank, such that all hold about equally many tokens and examples.
+    """Return the rows of each of a rank's micro-batches, all with about the same number of tokens and examples.
 
-    Examples of all lengths are assigned to every micro-batch alike, so that a compiler sees nearly one shape.
+    All micro-batches get examples of all lengths, so that `torch.compile` sees few shapes.
     """
-    number = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
-    while number * num_ranks < len(lengths):
-        largest = max(int(lengths[share].sum()) for share in _snake_order(lengths, num_ranks * number))
-        if largest <= micro_batch_tokens:
+    num_micro_batches = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
+    while num_micro_batches * num_ranks < len(lengths):
+        shares = _snake_order(lengths, num_ranks * num_micro_batches)
+        if max(int(lengths[share].sum()) for share in shares) <= micro_batch_tokens:
             break
-        number += 1
-    number = min(number, len(lengths) // num_ranks)
-    return _snake_order(lengths, num_ranks * number)[rank::num_ranks]
-
-
-def multiples_of_equal_shares(
-    num_examples: int, num_shares: int, max_seq_length: int, mean_tokens: float
-) -> ShapeMultiples:
-    """Return the multiples for micro-batches of `assign_evenly`: one number of sequences, one longest sequence.
-
-    The usual number of tokens comes from `mean_tokens`, of all the data, so that steps agree.
-    """
-    usual = mean_tokens * num_examples / num_shares
-    unit = _power_of_two(MAX_DUMMY_SHARE * usual)
-    num_sequences = -(-num_examples // num_shares) + _tail_sequences(unit, max_seq_length)
-    # About a tenth of the predicted tokens, which vary by a few percent: mostly one number.
-    return ShapeMultiples(unit, _power_of_two(0.015 * usual), num_sequences, max_seq_length, with_labels=True)
+        num_micro_batches += 1
+    num_micro_batches = min(num_micro_batches, len(lengths) // num_ranks)
+    return _snake_order(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
-    """Return a micro-batch with a tail of dummy sequences that rounds its sizes up to the multiples."""
+    """Append a tail of dummy sequences that rounds the sizes of a micro-batch up to the multiples."""
     max_seqlen = _round_up(batch.max_seqlen, multiples.max_seqlen)
-    at_least = batch.num_sequences + _tail_sequences(multiples.tokens, max_seqlen)
-    missing = _round_up(at_least, multiples.sequences) - batch.num_sequences
-    tail_tokens = _round_up(batch.num_tokens + missing, multiples.tokens) - batch.num_tokens
+    min_sequences = batch.num_sequences + _min_tail_sequences(multiples.tokens, max_seqlen)
+    tail_sequences = _round_up(min_sequences, multiples.sequences) - batch.num_sequences
+    tail_tokens = _round_up(batch.num_tokens + tail_sequences, multiples.tokens) - batch.num_tokens
     tail_masks = -batch.num_predictions % multiples.masked
-    lengths = np.full(missing, tail_tokens // missing) + (np.arange(missing) < tail_tokens % missing)
+    lengths = tail_tokens // tail_sequences + (np.arange(tail_sequences) < tail_tokens % tail_sequences)
     bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
     masked_labels, pair_labels = batch.masked_labels, batch.next_sentence_labels
     if multiples.with_labels:
         masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORED)
-        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, missing), value=IGNORED)
+        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, tail_sequences), value=IGNORED)
     return replace(
         batch,
         input_ids=F.pad(batch.input_ids, (0, tail_tokens)),
@@ -173,8 +171,8 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
     )
 
 
-def _tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
-    """Return how many sequences a tail needs at least: of one token each, and of less than a unit more in all."""
+def _min_tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
+    """Return the smallest number of sequences that can hold any tail: one token each, plus `unit_tokens` - 1 in all."""
     return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
 
 
@@ -187,30 +185,29 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def _snake_order(lengths: np.ndarray, number: int) -> list[np.ndarray]:
-    """Return the rows of each share: examples sorted by length, assigned first to last, then last to first."""
+def _snake_order(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
+    """Sort rows by length and deal them to shares first to last, then last to first, and so on."""
     order = np.argsort(lengths, kind="stable")
-    turns = np.arange(len(order)) % (2 * number)
-    owner = np.minimum(turns, 2 * number - 1 - turns)
-    return [order[owner == one] for one in range(number)]
+    turns = np.arange(len(order)) % (2 * num_shares)
+    owner = np.minimum(turns, 2 * num_shares - 1 - turns)
+    return [order[owner == share] for share in range(num_shares)]
 
 
 def lengths_of(parts: Sequence[tuple[Examples, np.ndarray]]) -> np.ndarray:
-    """Return the length of each example of a global batch, given by its rows shard by shard."""
+    """Return the length of each example in a global batch, given as (shard, rows) parts."""
     return np.concatenate([shard.lengths[rows] for shard, rows in parts])
 
 
 def global_batch_of(
     parts: Sequence[tuple[Examples, np.ndarray]], assigned: list[np.ndarray], multiples: ShapeMultiples | None = None
 ) -> GlobalBatch:
-    """Pack one rank's micro-batches, with the numbers of the whole global batch.
+    """Pack one rank's micro-batches, and count over the whole global batch.
 
-    `parts` are the rows of the global batch, shard by shard; of the rows `assigned` to each micro-batch only the tokens
-    are taken. `multiples` are for tails; None for none.
+    `parts` are the (shard, rows) parts of the global batch. Only the `assigned` rows are copied.
     """
-    own = np.sort(np.concatenate(assigned))
-    examples = _take(parts, own)
-    packed = [pack(examples.take(np.searchsorted(own, rows))) for rows in assigned]
+    local_rows = np.sort(np.concatenate(assigned))
+    examples = _take(parts, local_rows)
+    packed = [pack(examples.take(np.searchsorted(local_rows, rows))) for rows in assigned]
     lengths = lengths_of(parts).astype(np.int64)
     has_pairs = parts[0][0].next_sentence_label is not None
     predictions = [int(np.diff(shard.masks.offsets)[rows].sum()) for shard, rows in parts if shard.masks is not None]
@@ -225,7 +222,7 @@ def global_batch_of(
 
 
 def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
-    """Return some rows of a global batch, `wanted` in ascending order, from its rows shard by shard."""
+    """Return the examples of `wanted` rows, in ascending order, of a global batch given as (shard, rows) parts."""
     bounds = np.searchsorted(wanted, ragged.offsets_of(np.array([len(rows) for _, rows in parts])))
     first, taken = 0, []
     for (shard, rows), (begin, end) in zip(parts, itertools.pairwise(bounds), strict=True):
@@ -235,17 +232,8 @@ def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> E
     return concatenate(taken)
 
 
-def _cut_points(lengths: np.ndarray, micro_batch_tokens: int) -> list[int]:
-    """Return where micro-batches begin, and where the last one ends, if each is filled before the next."""
-    offsets, points = ragged.offsets_of(lengths), [0]
-    while points[-1] < len(lengths):
-        limit = offsets[points[-1]] + micro_batch_tokens
-        points.append(max(points[-1] + 1, int(np.searchsorted(offsets, limit, side="right")) - 1))
-    return points
-
-
 def pack(examples: Examples) -> Batch:
-    """Lay examples end to end as one packed batch; at least one, and with masks."""
+    """Concatenate examples, at least one and with masks, into a packed batch."""
     assert examples.masks is not None
     lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
     position_ids = ragged.positions_within(examples.offsets)

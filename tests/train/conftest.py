@@ -31,7 +31,7 @@ from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.hardware import compile_layers
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
+from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples, assign_evenly, global_batch_of
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums, train_step
@@ -167,7 +167,7 @@ def cut_alike(
 ) -> GlobalBatch:
     """One rank's micro-batches of nearly equal shape, as `TrainingData` cuts them with `static_shapes`."""
     assigned = assign_evenly(examples.lengths, tokens, rank, num_ranks)
-    multiples = multiples_of_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
+    multiples = ShapeMultiples.for_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
     return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
 
 

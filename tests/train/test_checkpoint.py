@@ -1,4 +1,4 @@
-"""Checkpoints are written from copies in host memory, which training neither changes nor waits for."""
+"""Checkpoints are written from copies in host memory, while training continues."""
 
 import threading
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from bert_pretrain.train.resolved import resolve_run
 from tests.train.conftest import VOCAB_SIZE, make_state, tiny
 
 
-def test_the_writer_waits_for_copies_and_training_does_not(data_folder: Path, tmp_path: Path) -> None:
+def test_only_the_writer_thread_waits_for_copies(data_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     waits: list[tuple[bool, list[str]]] = []
 
     class Buffers(HostBuffers):
-        """Copies as a GPU makes them, with itself as the event after them."""
+        """Acts as the CUDA event after its copies."""
 
         def copy(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any]:
             return super().copy(tensors)[0], self
@@ -37,10 +37,8 @@ def test_the_writer_waits_for_copies_and_training_does_not(data_folder: Path, tm
         parameter.grad = torch.ones_like(parameter)
     update(state.optimizers, 0.1, torch.tensor(False))
     run = resolve_run(tiny(), DataFolder.open(data_folder), tmp_path, SINGLE_PROCESS)
-    checkpoints = CheckpointWriter(
-        folder, state, run.tokenizer, 3, lambda: ({PRETRAINING: run.pretraining(0)}, "a card"),
-        Buffers(),
-    )  # fmt: skip
+    describe = lambda: ({PRETRAINING: run.pretraining(0)}, "a card")  # noqa: E731
+    checkpoints = CheckpointWriter(folder, state, run.tokenizer, 3, describe, Buffers())
     expected = []
     for step in (1, 2):
         state.progress.step = step
@@ -51,7 +49,7 @@ def test_the_writer_waits_for_copies_and_training_does_not(data_folder: Path, tm
     checkpoints.wait()
     assert waits == [(False, []), (False, ["step-00000001"])]
     for step, weights in enumerate(expected, start=1):
-        checkpoint = open_checkpoint(folder / f"step-{step:08d}")  # verifies its hash
+        checkpoint = open_checkpoint(folder / f"step-{step:08d}")  # verifies checksums
         model = BertForPreTraining(state.model.config, VOCAB_SIZE)
         load_weights(model, checkpoint.path, flag="checkpoint", seed=0)
         exported = scale_embeddings(weights, checkpoint.record["embedding_exponent"])

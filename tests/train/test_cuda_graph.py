@@ -1,4 +1,4 @@
-"""Steps over static inputs, as a CUDA graph computes them, run without one; traces of them are in `tests/cuda`."""
+"""Steps of `StepGraphs` on CPU, with function calls in place of graph launches; `tests/cuda` traces real captures."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +17,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def _reset_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepGraphs, "has_failed", False)
 
 
 class Launches(StepGraphs):
-    """Computes a step over static inputs again and again, where a graph would be launched."""
+    """Computes a step over static inputs where a graph would be launched."""
 
     captured = launched = 0
 
@@ -42,16 +42,14 @@ class Launches(StepGraphs):
         compute()
 
 
-train = partial(take_steps, rates=(2.0**-8, 2.0**-9, 2.0**-10))
-"""Take a step of each batch, at rates that fp32 has exactly."""
+train = partial(take_steps, rates=(2.0**-8, 2.0**-9, 2.0**-10))  # rates that are exact in fp32
 
 
 @pytest.mark.parametrize(
     ("optimizer", "scaled", "pairs"), [("adamw", True, True), ("lamb", False, True), ("muon", False, False)]
 )
 def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pairs: bool) -> None:
-    # Dropout as well: its masks come from the seed of each step.
-    config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
+    config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")  # with dropout
     batches = [cut_alike(make_examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
     batches = batches if pairs else [without_pairs(batch) for batch in batches]
     states = [make_state(config, loss_scale=LossScale.start(CPU) if scaled else None) for _ in range(2)]
@@ -62,7 +60,7 @@ def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pa
         assert torch.equal(states[1].tensors()[name], expected), name
     for left, right in zip(states[0].model.parameters(), states[1].model.parameters(), strict=True):
         assert torch.equal(left, right)
-    # Few shapes, though the numbers of tokens, predictions and real sequences differ from batch to batch.
+    # Few shapes, although the batches differ in their numbers of tokens, predictions and sequences.
     assert graphs.launched > len(batches) > graphs.captured > 1
     assert graphs.launched + graphs.captured == 2 * len(batches)
     assert len({batch.num_tokens for batch in batches}) > graphs.captured
@@ -70,14 +68,14 @@ def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pa
 
 
 class Fails(Launches):
-    """Cannot capture a step."""
+    """Fails to capture a step."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
 class FailsAtLaunch(Launches):
-    """Cannot launch what it has captured, and has changed the state before."""
+    """Fails during a launch, after the state has changed."""
 
     def launch(self, compute: Callable[[], None]) -> None:
         compute()
@@ -85,7 +83,7 @@ class FailsAtLaunch(Launches):
 
 
 class Repeats(Launches):
-    """Launches more than a step."""
+    """Computes a step twice per launch."""
 
     def launch(self, compute: Callable[[], None]) -> None:
         compute()
@@ -93,9 +91,7 @@ class Repeats(Launches):
 
 
 @pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
-def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
-    capsys: pytest.CaptureFixture[str], wrong: type[Launches]
-) -> None:
+def test_a_failed_or_wrong_capture_does_not_change_the_run(capsys, wrong: type[Launches]) -> None:
     batch = cut_alike(make_examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny()) for _ in range(3)]
     graphs = wrong(states[1].model, states[1].optimizers, torch.float32)
@@ -107,7 +103,7 @@ def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
     assert another.captured == 0  # one failure is enough for a process
 
 
-def test_micro_batches_and_too_many_shapes_are_computed_as_ever() -> None:
+def test_several_micro_batches_and_too_many_shapes_are_not_captured() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     graphs = Launches(state.model, state.optimizers, torch.float32)
     train(state, [cut_alike(make_examples(64), 500, 32, 16.5)] * 3, graphs=graphs)
@@ -118,7 +114,7 @@ def test_micro_batches_and_too_many_shapes_are_computed_as_ever() -> None:
     assert graphs.drop()
     train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=graphs)
     assert graphs.captured == MAX_GRAPHS
-    plain = StepGraphs(state.model, state.optimizers, torch.float32)  # a CPU is no card of a known peak
+    plain = StepGraphs(state.model, state.optimizers, torch.float32)  # the peak of a CPU is unknown
     train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=plain)
     assert not plain.drop()
 
@@ -126,25 +122,25 @@ def test_micro_batches_and_too_many_shapes_are_computed_as_ever() -> None:
 @pytest.mark.parametrize(
     ("layers", "flops", "peak", "dominate"),
     [
-        (4, 1.0e12, 989e12, True),  # L4-H256, 256 examples of 128, on an H100: 422 launches take 18 ms
+        (4, 1.0e12, 989e12, True),  # 4 layers of 256, 256 examples of 128, on an H100: 422 launches take 18 ms
         (12, 16e12, 989e12, False),  # Base: 34 ms, and 40 ms of arithmetic
         (4, 1.0e12, 65e12, False),  # on a T4
-        (4, 1.0e12, None, False),  # on a card whose peak is unknown
+        (4, 1.0e12, None, False),  # on a GPU with an unknown peak
     ],
 )
-def test_small_networks_are_captured(layers: int, flops: float, peak: float | None, dominate: bool) -> None:
+def test_only_launch_bound_steps_are_captured(layers: int, flops: float, peak: float | None, dominate: bool) -> None:
     assert launches_dominate(ModelConfig(num_hidden_layers=layers), flops, peak) == dominate
 
 
 class Counted(Launches):
-    """Captures any step on a card, and counts launches."""
+    """Captures steps on a GPU, and counts launches."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         return super().capture(StepGraphs.capture(self, compute))
 
 
 class Waits(Counted):
-    """Does in a capture what a capture does not allow."""
+    """Synchronizes during a capture, which is not allowed."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         return super().capture(lambda: (compute(), torch.cuda.synchronize()))
@@ -154,9 +150,7 @@ class Waits(Counted):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("kind", [Counted, Waits])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
-    kind: type[Counted], optimizer: str
-) -> None:
+def test_graphs_and_failed_captures_on_a_gpu(kind: type[Counted], optimizer: str) -> None:
     config = tiny(optimizer=optimizer)  # with dropout
     batches = [cut_alike(make_examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]
 

@@ -1,6 +1,7 @@
-"""Initial weights: from a teacher, with positional heads, with the frequencies of tokens."""
+"""Initial weights: from a teacher, with positional heads, and with token frequencies."""
 
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, i
 
 
 def bert(seed: int, **sizes: float) -> BertForPreTraining:
-    """A model with weights large enough that tokens differ."""
+    """Return a small model with weights large enough that tokens differ."""
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     settings = {**NO_DROPOUT, **small, "max_position_embeddings": 32, "initializer_range": 0.3, **sizes}
     model = BertForPreTraining(ModelConfig.model_validate(settings), VOCAB_SIZE)
@@ -27,56 +28,53 @@ def bert(seed: int, **sizes: float) -> BertForPreTraining:
     return model
 
 
-def test_a_student_of_equal_width_starts_with_layers_of_its_teacher() -> None:
+def test_student_of_equal_width_copies_layers() -> None:
     teacher = bert(2, num_hidden_layers=6, intermediate_size=64)
     student = bert(1, num_hidden_layers=3, max_position_embeddings=16)
     assert "layers 1, 3, 6" in start_from_teacher(student, teacher)
-    own, theirs = dict(student.named_parameters()), dict(teacher.named_parameters())
-    for name, parameter in own.items():
-        for mine, other in enumerate((0, 2, 5)):
-            if f".layers.{mine}." in name:
-                name = name.replace(f".layers.{mine}.", f".layers.{other}.")
-                break
-        expected = theirs[name][tuple(map(slice, parameter.shape))]
+    layers = {f".layers.{index}.": f".layers.{source}." for index, source in enumerate((0, 2, 5))}
+    for name, parameter in student.named_parameters():
+        source = re.sub(r"\.layers\.\d\.", lambda layer: layers[layer[0]], name)
+        expected = teacher.get_parameter(source)[tuple(map(slice, parameter.shape))]
         assert torch.equal(parameter, expected), name
 
 
-def test_a_narrower_student_starts_with_the_likeness_of_tokens() -> None:
+def test_narrower_student_keeps_token_similarities() -> None:
     student, teacher = bert(1, hidden_size=16), bert(2)
-    rows = torch.randn(VOCAB_SIZE, 16) @ torch.randn(16, 32)  # of rank 16, so that nothing is lost
+    rows = torch.randn(VOCAB_SIZE, 16) @ torch.randn(16, 32)  # of rank 16, so the projection is exact
     teacher.embeddings.word_embeddings.weight.data.copy_(rows)
     teacher.mlm_head.bias.data.normal_()
     before = student.encoder.layers[0].attention.output.weight.clone()  # type: ignore[union-attr]
     start_from_teacher(student, teacher)
-    found = student.embeddings.word_embeddings.weight
-    expected = rows @ rows.T
-    torch.testing.assert_close((found @ found.T) / (found @ found.T).norm(), expected / expected.norm())
-    assert found.square().mean().sqrt().item() == pytest.approx(student.config.initializer_range, rel=1e-4)
+    embeddings = student.embeddings.word_embeddings.weight
+    expected, similarities = rows @ rows.T, embeddings @ embeddings.T
+    torch.testing.assert_close(similarities / similarities.norm(), expected / expected.norm())
+    assert embeddings.square().mean().sqrt().item() == pytest.approx(student.config.initializer_range, rel=1e-4)
     assert torch.equal(student.mlm_head.bias, teacher.mlm_head.bias)
     assert torch.equal(student.encoder.layers[0].attention.output.weight, before)  # type: ignore[union-attr]
 
 
-def test_a_student_continues_bit_for_bit_where_its_teacher_has_moved(
+def test_student_resumes_bit_equal_after_its_teacher_has_moved(
     fit: Fit, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher = tmp_path / "teacher"
     teacher.mkdir()
     save_model(bert(2, hidden_size=64, num_hidden_layers=3), teacher, tokenizer)
-    fit("whole", teacher=str(teacher), log_every=2)
+    fit("uninterrupted", teacher=str(teacher), log_every=2)
     assert "teacher" in capsys.readouterr().out
-    run = interrupted_copy(tmp_path / "whole", tmp_path / "run", "step-00000012")
+    run = interrupted_copy(tmp_path / "uninterrupted", tmp_path / "run", "step-00000012")
     moved = shutil.copytree(teacher, tmp_path / "moved")
     fit(run, teacher=str(moved), log_every=2)
-    assert_same_run(tmp_path / "whole", run)
+    assert_same_run(tmp_path / "uninterrupted", run)
     fit("other", init_from=run / "model", teacher=str(moved), max_steps=1)
-    assert "from the teacher" not in capsys.readouterr().out  # --init-from decides
+    assert "from the teacher" not in capsys.readouterr().out  # --init-from takes precedence
     with pytest.raises(OutputError, match="another command"):
         fit(run, log_every=2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("hidden", "heads", "positions"), [(99, 3, 40), (768, 12, 512)])
-def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
+def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, positions: int) -> None:
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": 2 * hidden}
     model = bert(3, **sizes, max_position_embeddings=positions, initializer_range=0.02).eval()
     start_positional_heads(model, 3)
@@ -89,7 +87,7 @@ def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads:
         assert torch.diagonal(shares[head], offset).mean() > 0.5, offset
 
 
-def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Path) -> None:
+def test_unigram_bias_is_the_log_frequency_before_masking(data_folder: Path) -> None:
     data = DataFolder.open(data_folder)
     tokenizer = data.tokenizer()
     bias = unigram_bias(data, tokenizer)
@@ -105,7 +103,7 @@ def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Pat
     assert bias[tokenizer.cls_id] == bias[tokenizer.mask_id] == bias.min()
 
 
-def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(fit: Fit, data_folder: Path) -> None:
+def test_run_with_unigram_bias_starts_near_the_token_entropy(fit: Fit, data_folder: Path) -> None:
     data = DataFolder.open(data_folder)
     bias = unigram_bias(data, data.tokenizer()).double()
     entropy = -(bias.exp() * bias).sum().item()

@@ -1,4 +1,4 @@
-"""The losses are sums, so that a batch may be cut anywhere; their gradient is that of plain cross-entropy."""
+"""`masked_lm_loss` has the value and gradients of cross-entropy."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) 
 
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(0, 90), (1, 96), (31, 90), (32, 96), (100, 90)])
-def test_loss_gradient_and_accuracy_are_those_of_cross_entropy(rows: int, vocabulary: int, monkeypatch) -> None:
+def test_loss_gradients_and_accuracy_equal_cross_entropy(rows: int, vocabulary: int, monkeypatch) -> None:
     monkeypatch.setattr(loss, "BLOCK_ROWS", 48)
     features, weight, bias, labels = inputs(rows, vocabulary=vocabulary)
     total, correct = masked_lm_loss(features, weight, bias, labels)
@@ -35,7 +35,7 @@ def test_loss_gradient_and_accuracy_are_those_of_cross_entropy(rows: int, vocabu
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_the_loss_is_close_and_the_gradients_keep_their_types(dtype: torch.dtype) -> None:
+def test_autocast_loss_is_close_and_gradients_keep_their_dtypes(dtype: torch.dtype) -> None:
     features, weight, bias, labels = inputs(50, dtype)
     with torch.autocast("cpu", dtype):
         total, _ = masked_lm_loss(features, weight, bias, labels)
@@ -47,7 +47,7 @@ def test_under_autocast_the_loss_is_close_and_the_gradients_keep_their_types(dty
     torch.testing.assert_close([g.float() for g in ours], [g.float() for g in theirs], atol=0.1, rtol=0.05)
 
 
-def test_many_rows_of_one_word_do_not_overflow_fp16() -> None:
+def test_many_rows_with_one_label_do_not_overflow_fp16() -> None:
     features, weight, bias, labels = inputs(1000)
     large = (8.0 + features.detach()).requires_grad_()
     labels[:200] = 7
@@ -62,7 +62,7 @@ def test_many_rows_of_one_word_do_not_overflow_fp16() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_see_padded_rows_and_columns_and_gradients_do_not(dtype: torch.dtype) -> None:
+def test_products_are_padded_and_gradients_are_not(dtype: torch.dtype) -> None:
     features, weight, bias, labels = inputs(45, vocabulary=90)
     shapes = []
 

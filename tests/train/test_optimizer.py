@@ -1,4 +1,4 @@
-"""Optimizers: each is the algorithm of its paper, skips on the device, and continues bit for bit."""
+"""Optimizers: each equals the algorithm of its paper, and can skip a step on the device."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from bert_pretrain.train.optimizers import (
     has_decay,
     is_hidden_matrix,
     make_optimizers,
-    orthogonalised,
+    orthogonalized,
     update,
 )
 from tests.train.conftest import make_model, tiny
@@ -31,7 +31,7 @@ def parameter_and_gradients(*shape: int, steps: int = 3) -> tuple[nn.Parameter, 
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
-def test_lamb_is_algorithm_2_for_each_of_query_key_and_value(bias_correction: bool) -> None:
+def test_lamb_equals_algorithm_2_with_query_key_and_value_separate(bias_correction: bool) -> None:
     weight, gradients = parameter_and_gradients(6, 4)
     optimizer = Lamb(
         [{"params": [weight], "weight_decay": 0.1, "matrices": 3}],
@@ -53,7 +53,7 @@ def test_lamb_is_algorithm_2_for_each_of_query_key_and_value(bias_correction: bo
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("lamb", (7,)), ("muon", (8, 8)), ("muon", (12, 5)), ("muon", (5, 12))])
-def test_lamb_without_adaptation_is_adamw_and_muon_that_of_torch(kind: str, shape: tuple[int, ...]) -> None:
+def test_lamb_without_trust_ratio_equals_adamw_and_muon_equals_torch(kind: str, shape: tuple[int, ...]) -> None:
     weight, gradients = parameter_and_gradients(*shape)
     other = nn.Parameter(weight.detach().clone())
     both: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
@@ -68,10 +68,10 @@ def test_lamb_without_adaptation_is_adamw_and_muon_that_of_torch(kind: str, shap
         weight.grad, other.grad = gradient.clone(), gradient
         for optimizer in both:
             optimizer.step()
-    torch.testing.assert_close(weight, other, atol=1e-6 if kind == "lamb" else 5e-3, rtol=0)  # Muon's are in bf16
+    torch.testing.assert_close(weight, other, atol=1e-6 if kind == "lamb" else 5e-3, rtol=0)  # Muon works in bf16
 
 
-def test_muon_takes_query_key_and_value_as_three_matrices() -> None:
+def test_muon_treats_query_key_and_value_as_three_matrices() -> None:
     fused, gradients = parameter_and_gradients(12, 4)
     parts = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
     together = Muon([{"params": [fused], "matrices": 3}], lr=0.02, weight_decay=0.1)
@@ -85,7 +85,7 @@ def test_muon_takes_query_key_and_value_as_three_matrices() -> None:
     torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts]))
 
 
-def test_without_bias_correction_adamw_is_the_papers() -> None:
+def test_adamw_without_bias_correction_equals_the_original() -> None:
     config = TrainConfig(bias_correction=False, peak_lr=0.01, weight_decay=0.1)
     layer = nn.Linear(3, 2)
     expected = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
@@ -107,7 +107,7 @@ def test_without_bias_correction_adamw_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_has_one_optimizer_and_only_matrices_decay(kind: str) -> None:
+def test_each_parameter_has_one_optimizer_and_only_matrices_decay(kind: str) -> None:
     config = tiny(optimizer=kind)
     model = make_model(config)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -128,7 +128,7 @@ def test_every_parameter_has_one_optimizer_and_only_matrices_decay(kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias_correction", [True, False])
-def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_correction: bool) -> None:
+def test_skipped_step_changes_neither_weights_nor_state(kind: str, bias_correction: bool) -> None:
     model: Any = nn.ModuleDict({"encoder": nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})})
     config = TrainConfig.model_validate({"optimizer": kind, "bias_correction": bias_correction})
     optimizers = make_optimizers(model, config)
@@ -148,11 +148,11 @@ def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_cor
 
 
 @pytest.mark.parametrize("feature", ["avx512_bf16", None])
-def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(feature: str | None, monkeypatch) -> None:
+def test_cpu_with_and_without_bf16_orthogonalizes(feature: str | None, monkeypatch) -> None:
     matrices = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(cores, "cpu_bf16_feature", lambda: feature)
-    found = orthogonalised(matrices)
-    assert found.dtype == torch.bfloat16  # what ranks send to one another
+    result = orthogonalized(matrices)
+    assert result.dtype == torch.bfloat16  # the dtype of updates
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-    cosine = torch.nn.functional.cosine_similarity(found.float().flatten(1), (left @ right).flatten(1))
+    cosine = torch.nn.functional.cosine_similarity(result.float().flatten(1), (left @ right).flatten(1))
     assert cosine.min() > 0.97

@@ -1,4 +1,4 @@
-"""Batches: packed as the model reads them, each example once an epoch, any step at once."""
+"""Global batches: packed, each example once per epoch, readable from any step."""
 
 import contextlib
 from collections import Counter
@@ -30,7 +30,7 @@ def assert_equal(left: GlobalBatch, right: GlobalBatch) -> None:
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def test_micro_batches_hold_the_budget_and_every_example_once() -> None:
+def test_micro_batches_keep_the_budget_and_have_each_example_once() -> None:
     table = make_examples(50)
     whole = cut(table, 100)
     assert all(batch.num_tokens <= 100 for batch in whole.micro_batches)
@@ -39,15 +39,16 @@ def test_micro_batches_hold_the_budget_and_every_example_once() -> None:
     assert pack(table).next_sentence_labels.tolist() == table.next_sentence_label.tolist()
     assert whole.num_predictions == sum(batch.num_predictions for batch in whole.micro_batches)
     assert whole.num_tokens == len(table.input_ids)
-    assert [batch.num_sequences for batch in cut(table, 1).micro_batches] == [1] * 50  # a longer one is alone
+    alone = cut(table, 1).micro_batches  # each example is longer than the budget
+    assert [batch.num_sequences for batch in alone] == [1] * 50
 
 
 def words_of_three(ids: np.ndarray) -> np.ndarray:
-    """Words that the stored column tells, and the pieces do not."""
+    """Mark word starts that cannot be derived from the word pieces."""
     return (ids >= FIRST_WORD) & (ids % 3 == 0)
 
 
-WORDS_AS_TOLD = {"whole_word_mask": True, "word_segmenter": "jieba", "starts_word": words_of_three}
+STORED_WORDS = {"whole_word_mask": True, "word_segmenter": "jieba", "starts_word": words_of_three}
 
 
 @pytest.mark.parametrize(
@@ -55,18 +56,18 @@ WORDS_AS_TOLD = {"whole_word_mask": True, "word_segmenter": "jieba", "starts_wor
     [
         (30, 256, {"masking": "static"}),
         (30, 256, {"masking": "dynamic"}),
-        (8, 40, {"masking": "dynamic", **WORDS_AS_TOLD}),
+        (8, 40, {"masking": "dynamic", **STORED_WORDS}),
     ],
     ids=["static", "dynamic", "whole words"],
 )
-def test_an_epoch_holds_every_example_once_in_another_order_and_with_masks_of_its_own(
+def test_each_epoch_has_every_example_once_in_a_new_order(
     new_data_folder: NewData, batch: int, tokens: int, settings: dict[str, Any]
 ) -> None:
     folder, masking = DataFolder.open(new_data_folder(**settings)), settings["masking"]
     data = open_data(folder.path, batch=batch, tokens=tokens)
     stored = [read_shard(folder.path, one) for one in folder.shards("train")]
     orders: dict[int, list[Any]] = {}
-    for epoch in (1, 0):  # the second first: nothing depends on what was read before
+    for epoch in (1, 0):  # the second one first: epochs do not depend on each other
         expected = [
             examples
             if masking == "static"
@@ -84,7 +85,7 @@ def test_an_epoch_holds_every_example_once_in_another_order_and_with_masks_of_it
     assert open_data(folder.path, batch=1000).global_batch(0).num_sequences == 1000  # of 360 rows
 
 
-def test_a_batch_of_another_size_goes_on_where_the_last_one_ended(data_folder: Path) -> None:
+def test_new_batch_size_continues_at_the_same_example(data_folder: Path) -> None:
     before = open_data(data_folder, batch=40)
     after = open_data(data_folder, batch=80, tokens=700, first_step=3, first_example=120)
     batches = [*(before.global_batch(step) for step in range(3)), *(after.global_batch(step) for step in (3, 4, 5))]
@@ -94,7 +95,7 @@ def test_a_batch_of_another_size_goes_on_where_the_last_one_ended(data_folder: P
     assert after.epoch(6) == 1.0
 
 
-def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
+def test_prefetcher_keeps_the_order_and_stops(data_folder: Path) -> None:
     data = open_data(data_folder)
     asked: list[int] = []
     batches = (asked.append(step) or data.global_batch(step) for step in range(3, 90))
@@ -106,7 +107,7 @@ def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "budget", "ranks"), [(256, 2000, 3), (10, 40, 4), (5, 1, 5)])
-def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(rows: int, budget: int, ranks: int) -> None:
+def test_static_micro_batches_have_few_shapes_and_short_tails(rows: int, budget: int, ranks: int) -> None:
     shapes = set()
     for seed in range(6):
         table = make_examples(rows, seed)
@@ -128,7 +129,7 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(rows: in
 
 @pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
-def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
+def test_ranks_share_a_global_batch_and_agree_on_its_counts(
     new_data_folder: NewData, masking: str, static_shapes: bool
 ) -> None:
     folder = new_data_folder(masking, masking=masking)
@@ -146,8 +147,8 @@ def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
     assert max(tokens) - min(tokens) <= 2 * 32
 
 
-def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut() -> None:
-    model, table, found = make_model(tiny(model=NO_DROPOUT)), make_examples(32), []
+def test_losses_and_gradients_do_not_depend_on_micro_batches() -> None:
+    model, table, results = make_model(tiny(model=NO_DROPOUT)), make_examples(32), []
     quarter = int(table.lengths.sum() / 4) + 20
     cuts = [cut(table, 10_000), cut(table, quarter), cut_alike(table, quarter, 32, 16.5)]
     assert len({micro.num_predictions / micro.num_sequences for micro in cuts[1].micro_batches}) == 4
@@ -157,6 +158,6 @@ def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut() -> None:
         total = sum((part.mean(batch.num_predictions, batch.num_pairs) for part in parts), torch.zeros(()))
         total.backward()
         correct = sum(int(part.mlm_correct) + int(part.nsp_correct) for part in parts)
-        found.append((total.detach(), correct, [p.grad.clone() for p in model.parameters()]))
-    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(found[2], found[0], atol=1e-6, rtol=1e-5)
+        results.append((total.detach(), correct, [p.grad.clone() for p in model.parameters()]))
+    torch.testing.assert_close(results[1], results[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(results[2], results[0], atol=1e-6, rtol=1e-5)

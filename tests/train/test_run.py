@@ -166,24 +166,24 @@ def test_non_finite_metrics_are_null(fit: Fit) -> None:
 def test_partial_evaluation_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, reads = DataFolder.open(data_folder), list[str]()
     paths = [record.path for record in data.shards("train")]
-    monkeypatch.setattr(loader, "SHARDS_OF_SOME", 2)
+    monkeypatch.setattr(loader, "MIN_EVALUATION_SHARDS", 2)
     monkeypatch.setattr(loader, "read_shard", lambda folder, one: reads.append(one.path) or read_shard(folder, one))
-    some = list(evaluation_batches(data, "train", 64, at_most=8))
+    some = list(evaluation_batches(data, "train", 64, max_rows=8))
     assert len(paths) > 2
     assert reads == [paths[0], paths[-1]]
     assert sum(batch.num_sequences for batch in some) == 8
     more = sum(record.rows for record in data.shards("train")[:2]) + 1  # than two shards hold
-    assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, at_most=more)) == more
+    assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, max_rows=more)) == more
 
 
 def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, tmp_path: Path) -> None:
     data = DataFolder.open(new_data_folder(validation_rows=23))
     rows = read_shard(data.path, data.shards("validation")[0])
-    few = list(evaluation_batches(data, "validation", 64, at_most=5))
+    few = list(evaluation_batches(data, "validation", 64, max_rows=5))
     chosen = np.linspace(0, 23, 5, endpoint=False).astype(int)
     assert sum(batch.num_sequences for batch in few) == 5
     assert sum(batch.num_predictions for batch in few) == len(rows.take(chosen).masks.positions)
-    full = list(evaluation_batches(data, "validation", 64, at_most=100))
+    full = list(evaluation_batches(data, "validation", 64, max_rows=100))
     assert sum(batch.num_sequences for batch in full) == 23
     ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
     for number, batch in enumerate(full):  # ranks take batches in turn
