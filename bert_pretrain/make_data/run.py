@@ -27,7 +27,7 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import with_language
+from bert_pretrain.text.languages import start_of_text, with_language
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
 from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
