@@ -36,7 +36,7 @@ def damage_of_model(folder: Path, *, whole: bool = True) -> str | None:
 
     Without `whole`, only sizes are compared.
     """
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=whole)
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, check_hashes=whole)
 
 
 def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:

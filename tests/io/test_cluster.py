@@ -113,7 +113,7 @@ def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_o
     watcher = threading.Thread(target=come_and_die)
     watcher.start()
     config = load_config(settings=SETTINGS)
-    with pytest.raises(DataError, match="the scheduler is gone"):
+    with pytest.raises(DataError, match="the scheduler stopped"):
         make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", scheduler=loopback.address)
     watcher.join()
     assert "waiting for workers" in capsys.readouterr().out

@@ -15,10 +15,10 @@ from bert_pretrain.io.manifest import (
     complete,
     exclusive,
     library_versions,
-    note,
     read_manifest,
     read_record,
     reopen,
+    update_partial,
 )
 from tests.conftest import digests
 
@@ -46,8 +46,8 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
     for identity in (OTHER, IDENTITY):
         assert claim(folder, "data", identity) is Progress.NEW
         assert claim(folder, "data", identity) is Progress.INCOMPLETE
-    note(folder, {"length": 1})
-    note(folder, {"length": 2})  # of the command that goes on
+    update_partial(folder, {"length": 1})
+    update_partial(folder, {"length": 2})  # of the command that goes on
     assert read_record(folder)["length"] == 2
     complete(folder, "data", IDENTITY, {"splits": {}})
     assert claim(folder, "data", IDENTITY) is Progress.COMPLETE
