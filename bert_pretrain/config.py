@@ -149,7 +149,7 @@ class VocabConfig(_Section):
     lowercase: bool = True
     """Lowercase the text before tokenization."""
     strip_accents: bool | None = None
-    """Remove accents; null: remove them from lowercased text as BERT does, unless the language needs them."""
+    """Remove accents; null: remove them from lowercased text like BERT, unless the text shows that they matter."""
     handle_chinese_chars: bool = True
     """Treat every CJK character as a word."""
     min_frequency: PositiveInt = 2
@@ -190,7 +190,7 @@ class DataConfig(_Section):
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line (lines), or running text that `sentencex` splits; auto: chosen per input from its text."""
     language: Annotated[str, Field(min_length=2, examples=["auto", "en", "zh"])] = AUTO_LANGUAGE
-    """ISO 639 code of the language, for sentences, accents and the model card; auto: detected at the start of the inputs."""
+    """ISO 639 code of the language, for sentences, accents and the model card; auto: detected from the inputs."""
     document_boundary: DocumentBoundary = "auto"
     """End of a document in a text file: a blank line, every line, or the end of the file; auto: blank lines in files
     with one sentence per line, otherwise the end of the file; INPUT=line sets one input."""
