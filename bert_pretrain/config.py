@@ -142,8 +142,8 @@ class VocabConfig(_Section):
     """Stage 1: the vocabulary."""
 
     tokens: Literal["wordpiece", "words"] = "wordpiece"
-    """Subwords, or whole words of text that is already tokenized: text is only split at white space, and `lowercase`,
-    `strip_accents`, `handle_chinese_chars` and `limit_alphabet` have no effect."""
+    """Subwords, or words of tokenized text, which is only split at white space: `lowercase`, `strip_accents`,
+    `handle_chinese_chars` and `limit_alphabet` then have no effect."""
     size: Annotated[int, Field(ge=6), _ParseInteger] = 30522
     """Maximum number of tokens in the vocabulary, including special and unused tokens."""
     lowercase: bool = True
@@ -180,8 +180,7 @@ class DataConfig(_Section):
     whole_word_mask: bool = False
     """Mask all subwords of a word together."""
     word_segmenter: Literal["jieba", "characters"] | None = None
-    """Word segmenter of Chinese text for `whole_word_mask`; characters: every character is a word; null: jieba if the
-    text is Chinese."""
+    """Chinese word segmenter for `whole_word_mask`; characters: one per word; null: jieba if the text is Chinese."""
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     """Sentence pair task: nsp, does B follow A or come from another document (BERT); sop, are A and B in order or
     swapped (ALBERT); none, full sentences without pairs (RoBERTa)."""
@@ -197,8 +196,7 @@ class DataConfig(_Section):
     encoding: Encoding = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; auto: detected from the start of each file."""
     text_field: TextField = "text"
-    """Field of JSON records or column of tables with the text; for a list, [A, B], the texts of all fields that an
-    input has are joined."""
+    """JSON field or table column with the text; for a list, [A, B], the texts of the fields of an input are joined."""
     strict: bool = False
     """Stop at text that is invalid in its encoding and at records without text, instead of counting them."""
     max_record_bytes: RecordBytes = MAX_RECORD_BYTES  # type: ignore[assignment]
@@ -253,10 +251,9 @@ class ModelConfig(_Section):
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> "ModelConfig":
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width % heads:
+            raise ValueError(f"hidden_size {width} is not a multiple of num_attention_heads {heads}")
         return self
 
 
@@ -287,11 +284,9 @@ class TrainConfig(_Section):
     """Initial weights: as in BERT; with heads in the first layer that attend to neighboring tokens; or with these heads
     and word embeddings from counts of neighboring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
-    """Initial output bias: zeros, or the log frequency of each token, which training then does not have to learn
-    (Meister et al., 2023)."""
+    """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     teacher: Annotated[str, Field(min_length=1)] | None = None
-    """Folder of a larger BERT with the vocabulary of the data; its weights initialize the model where the shapes allow
-    (Sanh et al., 2019)."""
+    """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Decay of the learning rate after the warm-up; wsd: constant at `peak_lr`, then decay in the last tenth."""
     schedule_steps: PositiveInt | None = None

@@ -237,11 +237,9 @@ def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
         for section in ("data", "train"):
             common = set.intersection(*(set(getattr(phase, section)) for phase in config.phases))
             for key in common & set(layer.get(section) or ()):
-                raise ConfigError(
-                    f"this has no effect, because every phase sets {section}.{key}",
-                    where=_place(places, (section, key)),
-                    remedy="add --set 'phases=[]' to train without phases, or write other phases in a YAML file",
-                )
+                what = f"this has no effect, because every phase sets {section}.{key}"
+                remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
+                raise ConfigError(what, where=_place(places, (section, key)), remedy=remedy)
 
 
 def _place(places: Places, path: KeyPath) -> str:

@@ -150,23 +150,19 @@ def _last_checkpoint(run: Path) -> Path:
 
     checkpoint = newest_checkpoint(run / "checkpoints", changes=False)
     if checkpoint is None:
-        raise OutputError(
-            "the phase has no checkpoint left, but the next phase needs one",
-            where=str(run / "checkpoints"),
-            remedy="restore it from a copy, or start over with --overwrite (the old folder is moved aside)",
-        )
+        what = "the phase has no checkpoint left, but the next phase needs one"
+        remedy = "restore it from a copy, or start over with --overwrite (the old folder is moved aside)"
+        raise OutputError(what, where=str(run / "checkpoints"), remedy=remedy)
     return checkpoint.path
 
 
 def _check(config: Config) -> None:
     """Raise ConfigError for a configuration that cannot run here."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "torchrun starts several processes, but the stages before training need a single one",
-            where="run",
-            remedy="run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
-            "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md",
-        )
+        what = "torchrun starts several processes, but the stages before training need a single one"
+        remedy = "run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
+        remedy += "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md"
+        raise ConfigError(what, where="run", remedy=remedy)
     if not config.inputs:
         remedy = "give them after CONFIG, for example corpus/*.txt"
         raise ConfigError("there are no inputs", where="the key 'inputs'", remedy=remedy)
@@ -190,12 +186,9 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
         latest = newest_checkpoint(run / "checkpoints")
         left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
         if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
-            raise ConfigError(
-                f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
-                f"{duration(max(left, 0.0))} are left, too little to train",
-                where="the key 'time'",
-                remedy="allow more time, or use fewer inputs",
-            )
+            what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
+            what += f"{duration(max(left, 0.0))} are left, too little to train"
+            raise ConfigError(what, where="the key 'time'", remedy="allow more time, or use fewer inputs")
         trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
         budget = max(shares[0] / sum(shares) * (trained + left), trained + 0.1)
     return _with_length(config, time_budget=budget)
@@ -213,11 +206,9 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     if len(phase_steps) < len(stages):
         if len(stages) == 1:
             return list(stages)
-        raise ConfigError(
-            "phases share one schedule, which is counted in steps, but one of them has a time budget",
-            where="train.time_budget",
-            remedy="give every phase max_steps or max_epochs, or train without phases",
-        )
+        what = "phases share one schedule, which is counted in steps, but one of them has a time budget"
+        remedy = "give every phase max_steps or max_epochs, or train without phases"
+        raise ConfigError(what, where="train.time_budget", remedy=remedy)
     total = sum(phase_steps)
     shared = [
         _with_length(stage, max_steps=end, schedule_steps=total)

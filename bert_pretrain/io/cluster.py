@@ -90,11 +90,9 @@ class Cluster:
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
-            return DataError(
-                f"several workers died during the same task, the last one {error.last_worker.address}",
-                where=description,
-                remedy=f"give the workers more memory (1 GiB each, and --memory-limit 0), then {_RUN_AGAIN}",
-            )
+            what = f"several workers died during the same task, the last one {error.last_worker.address}"
+            remedy = f"give the workers more memory (1 GiB each, and --memory-limit 0), then {_RUN_AGAIN}"
+            return DataError(what, where=description, remedy=remedy)
         # Errors of the connection to the scheduler have no errno; file errors have one.
         is_connection = isinstance(error, OSError) and error.errno is None
         if is_connection or isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
@@ -185,12 +183,10 @@ def _check_workers(client: Any, expectation: Expectation) -> None:
 
 
 def _mismatch(worker: str, details: str) -> DataError:
-    return DataError(
-        f"the worker {worker} does not match this process: {details}",
-        where="--scheduler",
-        remedy="workers must run the same installation and see the output, the token store, the tokenizer and the "
-        "inputs under the same absolute paths (docs/scaling.md)",
-    )
+    what = f"the worker {worker} does not match this process: {details}"
+    remedy = "workers must run the same installation and see the output, the token store, the tokenizer and the "
+    remedy += "inputs under the same absolute paths (docs/scaling.md)"
+    return DataError(what, where="--scheduler", remedy=remedy)
 
 
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:

@@ -36,11 +36,8 @@ def local_path(location: str | Path, flag: str) -> Path:
     """Return the local path of a path or `file://` URL. Raise ConfigError for other URLs."""
     location = str(location).removeprefix("file://")
     if is_url(location):
-        raise ConfigError(
-            f"{location} is a URL, but this must be a local path",
-            where=flag,
-            remedy="give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores",
-        )
+        remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
+        raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
     return Path(location)
 
 

@@ -85,7 +85,7 @@ def is_restarted() -> bool:
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Return what `claim` would return, without locking or writing anything (for a dry run)."""
-    check_output(folder, overwrite=overwrite)
+    check_writable(folder)
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
 
@@ -98,11 +98,10 @@ def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
     if changes := _differences({key: old.get(key) for key in record}, record):
         if (num_more := len(changes) - _MAX_DIFFERENCES) > 0:
             changes[_MAX_DIFFERENCES:] = [f"… and {num_more:,} more"]
-        raise OutputError(
-            f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
-            where=str(folder / (MANIFEST if MANIFEST in names else PARTIAL)),
-            remedy="use another --output, undo the change, or add --overwrite (the old folder is moved aside)",
-        )
+        what = "\n    ".join([f"{folder} was written by another command or configuration:", *changes])
+        where = str(folder / (MANIFEST if MANIFEST in names else PARTIAL))
+        remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
+        raise OutputError(what, where=where, remedy=remedy)
     return Progress.COMPLETE if MANIFEST in names else Progress.INCOMPLETE
 
 
@@ -111,11 +110,9 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     check_writable(folder)
     names = _content(folder)
     if names and not overwrite and not {MANIFEST, PARTIAL} & set(names):
-        raise OutputError(
-            f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}",
-            where="--output",
-            remedy="use another folder, or add --overwrite (the old folder is moved aside)",
-        )
+        what = f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+        remedy = "use another folder, or add --overwrite (the old folder is moved aside)"
+        raise OutputError(what, where="--output", remedy=remedy)
 
 
 def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,18 +151,15 @@ def reopen(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
-def is_output(folder: Path) -> bool:
-    """Whether a folder is a finished or unfinished output of a stage."""
+def may_hold_status(folder: Path) -> bool:
+    """Whether a folder is a finished or unfinished output, empty or missing."""
+    if not folder.is_dir() or not _content(folder):
+        return folder.is_dir() or not folder.exists()
     try:
         record = read_record(folder)
     except DataError:
         return False
     return record.get("kind") in [*FORMAT_VERSIONS] and "identity" in record
-
-
-def may_hold_status(folder: Path) -> bool:
-    """Whether a folder is an output, empty or missing."""
-    return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
@@ -289,8 +283,5 @@ def is_in_place(file: IO[Any], path: Path) -> bool:
 
 def moved_while_writing(folder: Path) -> OutputError:
     """Return the error for an output folder that was moved away from a running command."""
-    return OutputError(
-        "the folder was moved or removed while the command was writing it",
-        where=str(folder),
-        remedy="move it back or remove its remains, and run the same command again",
-    )
+    remedy = "move it back or remove its remains, and run the same command again"
+    return OutputError("the folder was moved or removed during the command", where=str(folder), remedy=remedy)

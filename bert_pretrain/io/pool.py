@@ -148,11 +148,9 @@ class LocalPool:
         """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
         if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
             return None
-        return UserError(
-            "a worker process was killed, usually by the system because memory ran out",
-            where=description,
-            remedy="run the same command again with fewer --workers; it continues where it stopped",
-        )
+        what = "a worker process was killed, usually by the system because memory ran out"
+        remedy = "run the same command again with fewer --workers; it continues where it stopped"
+        return UserError(what, where=description, remedy=remedy)
 
     def report_stall(self) -> None:
         """Say why no task has finished for a while. Does nothing here: the executor raises when a worker dies."""
