@@ -153,8 +153,8 @@ def reopen(folder: Path) -> None:
 
 def may_hold_status(folder: Path) -> bool:
     """Whether a folder is a finished or unfinished output, empty or missing."""
-    if not folder.is_dir() or not _content(folder):
-        return folder.is_dir() or not folder.exists()
+    if not folder.exists() or (folder.is_dir() and not _content(folder)):
+        return True
     try:
         record = read_record(folder)
     except DataError:
