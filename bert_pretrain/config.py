@@ -370,13 +370,9 @@ class Config(_Section):
     """Wall-clock time of `run` with all stages, such as 1h or 1h30m; training takes the time that is left, and the
     length in the section `train` has no effect."""
     vocab: VocabConfig = VocabConfig()
-    """Stage 1: the vocabulary."""
     data: DataConfig = DataConfig()
-    """Reading of raw text, and stage 2: training examples."""
     model: ModelConfig = ModelConfig()
-    """The network, with the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
     train: TrainConfig = TrainConfig()
-    """Stage 3: training."""
     phases: Annotated[tuple[PhaseConfig, ...], Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])] = ()
     """Phases of training, in order; each may override keys of `data` and `train`."""
 

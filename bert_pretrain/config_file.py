@@ -197,17 +197,14 @@ def _is_path(source: str | Path) -> bool:
 def _find_config(source: str | Path, where: str) -> Path:
     """Return the file of a path or preset name that is given at `where`."""
     presets = preset_paths()
-    names = ", ".join(sorted(presets))
-    if _is_path(source):
-        if not (path := Path(source)).is_file():
-            what = f"there is no configuration file '{path}'"
-            raise ConfigError(what, where=where, remedy=f"check the path, or use a preset: {names}")
+    path = Path(source) if _is_path(source) else presets.get(str(source))
+    if path is not None and path.is_file():
         return path
-    if str(source) not in presets:
+    what, names = f"there is no configuration file '{path}'", ", ".join(sorted(presets))
+    if path is None:
         near = next(iter(get_close_matches(str(source), presets, n=1)), None)
         what = f"there is no preset '{source}'{_did_you_mean(near)}"
-        raise ConfigError(what, where=where, remedy=f"use one of {names}, or the path of a .yaml file")
-    return presets[str(source)]
+    raise ConfigError(what, where=where, remedy=f"use the path of a .yaml file, or a preset: {names}")
 
 
 def preset_paths() -> dict[str, Path]:

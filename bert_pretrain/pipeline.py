@@ -173,9 +173,8 @@ def _check(config: Config) -> None:
 def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:
     """Set the time budget of a training from the time that is left.
 
-    `shares` are the relative shares of this training and of all later ones. Time that this training used before an
-    interruption counts towards its share. Too little time is an error only before the first training; later ones are
-    shortened.
+    `shares` are the relative shares of this training and all later ones. Time that this training used before an
+    interruption counts. Too little time is an error before the first training; later ones are only shortened.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration

@@ -39,7 +39,6 @@ class Expectation(NamedTuple):
 
     @staticmethod
     def of(folders: Sequence[str], files: Sequence[str]) -> "Expectation":
-        """Return the expectation of this process."""
         return Expectation(tuple(folders), tuple(files), tuple(_facts(folders, files).items()))
 
 

@@ -54,10 +54,7 @@ def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, which replaces `path` on success and is removed on failure.
-
-    The parent folder must exist. It is not created, in case somebody removed it while the command was running.
-    """
+    """Yield a temporary path in the existing parent folder, which replaces `path` on success."""
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -70,10 +67,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is flushed and replaces `path` on success, and is removed on failure.
+    """Yield a temporary folder, which replaces `path` on success.
 
-    The old folder is moved aside first. If the process is killed before the new one is in place, the next writer moves
-    it back.
+    The old folder is moved aside first. The next writer moves it back if the process is killed in between.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(path)
@@ -129,13 +125,11 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move the content of a folder, except its lock, to a new folder next to it, and return the new folder.
-
-    Manifests are moved first, so that a partly moved folder does not look like a finished output.
-    """
+    """Move the content of a folder, except its lock, to a new folder next to it, and return the new folder."""
     folder = folder.resolve()  # the name of `.` is empty
     aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
+    # Manifests first, so that a partly moved folder does not look like a finished output.
     for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
         if path.name != LOCK:
             path.rename(str(aside / path.name))
@@ -147,7 +141,7 @@ def _flush_to_disk(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot flush a folder
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot flush folders
             raise
     finally:
         os.close(descriptor)

@@ -46,10 +46,9 @@ def library_versions() -> dict[str, str]:
 
 
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Claim `folder` for the output of a stage, and return its progress from earlier runs of the same command.
+    """Claim a folder that the caller has locked, and return its progress from earlier runs of the same command.
 
-    The caller must lock the folder with `exclusive`. `identity` has the JSON values that determine the output. With
-    `overwrite`, the old content is moved aside.
+    `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside.
     """
     if overwrite:
         set_aside_once(folder, kind, identity)

@@ -105,9 +105,9 @@ def _run_on(
 def open_pool(
     workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
 ) -> AbstractContextManager[Pool]:
-    """Return a context manager for the pool that a command's flags ask for: local processes or a Dask cluster.
+    """Return a context manager for the pool of a command: local processes or a Dask cluster.
 
-    Tasks write to `folders`, which must exist, and read `files`, which may include folders.
+    Tasks write to the existing `folders` and read `files`, which may include folders.
     """
     if scheduler is None:
         return LocalPool(workers or available_cores())
