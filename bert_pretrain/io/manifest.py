@@ -150,15 +150,18 @@ def reopen(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
-def may_hold_status(folder: Path) -> bool:
-    """Whether a folder is a finished or unfinished output, empty or missing."""
-    if not folder.exists() or (folder.is_dir() and not _content(folder)):
-        return True
+def is_output(folder: Path) -> bool:
+    """Whether a folder is a finished or unfinished output of a stage."""
     try:
         record = read_record(folder)
     except DataError:
         return False
     return record.get("kind") in [*FORMAT_VERSIONS] and "identity" in record
+
+
+def may_hold_status(folder: Path) -> bool:
+    """Whether a folder is an output, empty or missing."""
+    return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
