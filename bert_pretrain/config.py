@@ -26,11 +26,7 @@ DEFAULT_MAX_STEPS = 100_000
 DEFAULT_EVAL_EVERY = 1000
 AUTO_LANGUAGE = "auto"
 SINGLE_CHARACTERS = "characters"  # a value of `data.word_segmenter`
-LENGTHS = (
-    "max_steps",
-    "max_epochs",
-    "time_budget",
-)  # keys of `train` for the length of a run; only one may be set
+LENGTHS = ("max_steps", "max_epochs", "time_budget")  # keys of `train` for the length of a run; only one is allowed
 ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
 _UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
 _DURATION = re.compile(r"\s*" + "".join(rf"(?:([\d.]+(?:e-?\d+)?)\s*{unit}\s*)?" for unit in _UNITS), re.IGNORECASE)
