@@ -1,6 +1,6 @@
-"""Pretrain BERT from raw text; the result is a Hugging Face model folder."""
+"""Pretrain BERT from raw text. The result is a Hugging Face model folder."""
 
-TYPE_CHECKING = False  # importing typing would take milliseconds in which Ctrl-C is a traceback
+TYPE_CHECKING = False  # not from `typing`: while that is imported, Ctrl-C would print a traceback
 if TYPE_CHECKING:
     from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["__version__", "build_data", "build_vocab", "load_data", "load_model"
 
 
 def __getattr__(name: str) -> "Any":
-    """Import the calls of `api.py` when one is first used, so that importing the package costs nothing."""
+    """Import `api.py` on the first use of one of its functions, so that importing the package is fast."""
     if name not in __all__:
         raise AttributeError(f"module 'bert_pretrain' has no attribute {name!r}")
     from bert_pretrain import api
@@ -20,5 +20,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
     return sorted(__all__)

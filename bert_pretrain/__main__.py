@@ -1,4 +1,4 @@
-"""The program: `bert-pretrain` and `python -m bert_pretrain` are the same; `torchrun -m` needs the second form."""
+"""Entry point of `bert-pretrain`, `python -m bert_pretrain` and `torchrun -m bert_pretrain`."""
 
 import os
 import signal
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while its libraries are imported ends the process at once."""
+    """Run the command line. Ctrl-C during the imports exits immediately."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a training obeys it from its first step on
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default is to kill; training handles it later
     from bert_pretrain.cli import main as run
 
     run()
 
 
 def _leave(_signal: int, _frame: object) -> "NoReturn":
-    # An exception could be lost in an import, and nothing is open yet.
-    os.write(2, b"interrupted; nothing was begun\n")
+    # A library could swallow a KeyboardInterrupt while it is imported. No file is open yet.
+    os.write(2, b"interrupted; nothing was started\n")
     os._exit(130)
 
 

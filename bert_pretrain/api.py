@@ -1,7 +1,7 @@
 """The Python API for notebooks: make vocabulary and data, open folders, and train.
 
-The functions take what the commands take, and raise `UserError` where a command would exit with code 2; messages name
-the command's flags, such as `--init-from` for `init_from`. Each imports the heavy libraries it needs.
+The functions take the same options as the commands and raise `UserError` where a command exits with code 2. Messages
+use the names of the command-line flags, such as `--init-from` for `init_from`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from bert_pretrain.text.tokenizer import Tokenizer
     from bert_pretrain.tools.inference import Bert
 
-Keys = Mapping[str, Any]
-"""Keys of a section of the configuration, with their values."""
+Keys = Mapping[str, Any]  # keys of one section of the configuration, with their values
 
 
 def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
-    """Return the configuration of presets or files, and keys put over them."""
+    """Load presets or files and override keys of their sections."""
     from bert_pretrain.config_file import load_config
 
-    keys = [(section, key, value) for section, values in sections.items() for key, value in (values or {}).items()]
-    flags = {f"{section}.{key}": (f"{section}['{key}']", value) for section, key, value in keys}
+    flags = {
+        f"{section}.{key}": (f"{section}['{key}']", value)
+        for section, keys in sections.items()
+        for key, value in (keys or {}).items()
+    }
     return load_config(source, flags=flags, with_phases=False)
 
 
@@ -38,11 +40,11 @@ def build_vocab(
     data: Keys | None = None,
     **options: Any,
 ) -> Path:
-    """Make a WordPiece vocabulary as `bert-pretrain vocab` does, and return the path of the tokenizer folder.
+    """Make a WordPiece vocabulary like `bert-pretrain vocab`, and return the path of the tokenizer folder.
 
-    `inputs` are files, globs, folders, URLs or `dataset:` names; `config` is a preset such as "tiny" or the path of a
-    YAML file, several joined by commas; `vocab` and `data` are keys of these sections, such as `{"size": 8192}`.
-    `options` are `extend`, `lowercase`, `workers`, `scheduler` and `overwrite`, as for the command.
+    `inputs` are files, globs, folders, URLs or `dataset:` names. `config` is a preset such as "tiny" or the path of a
+    YAML file; several are joined by commas. `vocab` and `data` override keys of these sections, as in `{"size": 8192}`.
+    `options` are the flags `extend`, `lowercase`, `workers`, `scheduler` and `overwrite` of the command.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.vocab.run import make_vocab
@@ -62,10 +64,10 @@ def build_data(
     data: Keys | None = None,
     **options: Any,
 ) -> Path:
-    """Make training examples as `bert-pretrain make-data` does, and return the path of the data folder.
+    """Make training examples like `bert-pretrain make-data`, and return the path of the data folder.
 
-    `vocab` is the tokenizer folder; `inputs`, `config` and `data` are as for `build_vocab`. `options` are `workers`,
-    `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
+    `vocab` is the tokenizer folder. `inputs`, `config` and `data` are the same as in `build_vocab`. `options` are the
+    flags `workers`, `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run` of the command.
     """
     from bert_pretrain.make_data.run import make_data
     from bert_pretrain.model.hub import model_folder
@@ -77,14 +79,14 @@ def build_data(
 
 
 def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
-    return [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    return [str(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
 
 
 def load_data(folder: str | Path) -> "DataFolder":
     """Open a data folder and check its shards against its manifest.
 
-    The result has `manifest`, `config`, `rows(split)`, `tokenizer()`, `loader(split)`, padded batches for a training
-    loop, and `dataset()`, the examples in `datasets`.
+    The result has `manifest`, `config`, `rows(split)` and `tokenizer()`. Its `loader(split)` yields padded batches for
+    a training loop; `dataset()` returns the examples as a `datasets.DatasetDict`.
     """
     from bert_pretrain.examples.shards import DataFolder
 
@@ -92,17 +94,17 @@ def load_data(folder: str | Path) -> "DataFolder":
 
 
 def load_tokenizer(folder: str | Path) -> "Tokenizer":
-    """Open a tokenizer or model folder; `encode_text` gives the ids of a text, `decode` the text of ids."""
+    """Load the tokenizer of a tokenizer or model folder. It has `encode_text` (text to ids) and `decode`."""
     from bert_pretrain.text.tokenizer import Tokenizer
 
     return Tokenizer.load(local_path(folder, "folder"), "folder")
 
 
 def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp32") -> "Bert":
-    """Open any BERT folder with its tokenizer, or a model by its name on the Hub.
+    """Load a BERT model and its tokenizer, from a folder or by its name on the Hub.
 
-    The result has `network`, the PyTorch module in evaluation mode, `tokenizer`, `add_special_tokens`, `pack`, which
-    makes the network's inputs from lists of ids, and `running()`, a context without gradients in that precision.
+    The result has `network` (the PyTorch module in evaluation mode), `tokenizer` and `add_special_tokens`. Its `pack`
+    turns lists of ids into inputs of the network; `running()` is a context without gradients in `precision`.
     """
     from bert_pretrain.config_file import load_config
     from bert_pretrain.model.hub import model_folder
@@ -121,12 +123,12 @@ def pretrain(
     train: Keys | None = None,
     **options: Any,
 ) -> Path:
-    """Train a BERT as `bert-pretrain train` does, and return the path of the final model folder.
+    """Train a BERT model like `bert-pretrain train`, and return the path of the final model folder.
 
-    The same call again resumes an unfinished run and returns at once for a finished one. Interrupting the kernel saves
-    a checkpoint first. `config` is as for `build_vocab`; `model` and `train` are keys of these sections, such as
-    `{"max_steps": 1000}`. `options` are `init_from`, `carry_optimizer`, `resume`, `overwrite` and `dry_run`, as for the
-    command.
+    Repeat the same call to resume an unfinished run; a finished run is not trained again. Interrupting the kernel saves
+    a checkpoint first. `config` is the same as in `build_vocab`. `model` and `train` override keys of these sections,
+    as in `{"max_steps": 1000}`. `options` are the flags `init_from`, `carry_optimizer`, `resume`, `overwrite` and
+    `dry_run` of the command.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.train.run import train as run

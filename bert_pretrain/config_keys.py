@@ -1,4 +1,4 @@
-"""Every key of the configuration by name: its meaning and values, the key that a wrong one was meant to be; YAML."""
+"""Descriptions and valid values of configuration keys, suggestions for misspelled keys, and output as YAML."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ import yaml
 from bert_pretrain.config import Config, duration_text
 
 SECTIONS = ("vocab", "data", "model", "train")
-OTHER_NAMES = {
+OTHER_NAMES = {  # the names of keys in other programs
     "train.peak_lr": "lr learning_rate max_lr",
     "train.global_batch_size": "bs batch batch_size train_batch_size per_device_train_batch_size",
     "train.micro_batch_tokens": "micro_batch_size",
@@ -43,29 +43,29 @@ OTHER_NAMES = {
     "vocab.size": "vocab_size",
     "vocab.lowercase": "do_lower_case uncased",
 }
-"""Keys by the names that other programs give them."""
 
 
 @functools.cache
 def key_schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON schema of every key by its dotted name, in the order of the file, a section before its keys."""
-    whole = Config.model_json_schema()
+    """Return the JSON schema of every section and key by dotted name, in the order of `Config`."""
+    root = Config.model_json_schema()
     keys: dict[str, dict[str, Any]] = {}
-    for name, schema in whole["properties"].items():
+    for name, schema in root["properties"].items():
         reference = schema.get("$ref") or schema.get("items", {}).get("$ref", "")
-        section = whole["$defs"].get(reference.rpartition("/")[2], {})
+        section = root["$defs"].get(reference.rpartition("/")[2], {})
         keys[name] = {"description": section.get("description"), **schema}
         keys |= {f"{name}.{key}": inner for key, inner in section.get("properties", {}).items()}
     return {key: {**schema, "description": " ".join(schema["description"].split())} for key, schema in keys.items()}
 
 
-_LIMITS = {"exclusiveMinimum": "greater than", "minimum": "of at least", "exclusiveMaximum": "less than"}
-_LIMITS |= {"maximum": "at most"}
+_LIMITS = {
+    "exclusiveMinimum": "greater than", "minimum": "of at least", "exclusiveMaximum": "less than", "maximum": "at most",
+}  # fmt: skip
 _KINDS = {"integer": "a whole number", "number": "a number", "string": "a text", "null": "null"}
 
 
 def values_of(schema: Mapping[str, Any]) -> str:
-    """Return which values a key takes, in words: `a whole number greater than 0, or null`."""
+    """Describe the valid values of a key in words, such as `a whole number greater than 0, or null`."""
     words = _alternatives(schema)
     return ", ".join(words[:-1]) + (", or " if " " in words[0] else " or ") + words[-1] if words[1:] else words[0]
 
@@ -79,12 +79,11 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
     if kind == "boolean":
         return ["true", "false"]
     if examples:
-        values = "a value such as " + ", ".join(
-            each if isinstance(each, str) else inline_yaml(each) for each in examples
-        )
+        shown = [each if isinstance(each, str) else inline_yaml(each) for each in examples]
+        values = f"a value such as {', '.join(shown)}"
     elif kind == "array":
-        number = f"of {schema['minItems']} values " if "prefixItems" in schema else ""
-        values = f"a list {number}in brackets, each {values_of(schema.get('items') or schema['prefixItems'][0])}"
+        length = f"of {schema['minItems']} values " if "prefixItems" in schema else ""
+        values = f"a list {length}in brackets, each {values_of(schema.get('items') or schema['prefixItems'][0])}"
     else:
         values = _KINDS.get(str(kind), "keys with values, such as {seed: 1}")
     limits = [f"{words} {schema[name]:,}".removesuffix(".0") for name, words in _LIMITS.items() if name in schema]
@@ -92,33 +91,27 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
 
 
 def suggest_key(written: str) -> str | None:
-    """Return the key that was probably meant: by another program's name, in another section, or misspelled.
-
-    For example for `train.lr`, `train['steps']` or `max_steps`.
-    """
+    """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
     *sections, name = re.findall(r"\w+", written) or [""]
     keys = [key for key in key_schemas() if not key.startswith("phases.")]
     names = {key.rpartition(".")[2]: key for key in keys} | {key: key for key in [*keys, "extends"]}
     names |= {other: key for key, others in OTHER_NAMES.items() for other in others.split()}
     section = f"{sections[-1]}." if sections else "."
-    own = {key.removeprefix(section): key for key in keys if key.startswith(section)}
-    misspelled = {} if not sections or sections[-1] in names else {key: key for key in keys}
+    in_section = {key.removeprefix(section): key for key in keys if key.startswith(section)}
+    dotted = {} if not sections or sections[-1] in names else {key: key for key in keys}
     attempts = (
-        (name, own, 1.0),
-        (".".join((*sections, name)), misspelled, 0.8),
-        (name, names, 1.0),
-        (name, own, 0.7),
-        (name, names, 0.75),
-    )
+        (name, in_section, 1.0), (".".join((*sections, name)), dotted, 0.8), (name, names, 1.0),
+        (name, in_section, 0.7), (name, names, 0.75),
+    )  # fmt: skip
     near = (known[match] for word, known, cutoff in attempts for match in get_close_matches(word, known, 1, cutoff))
     return next(near, None)
 
 
 def as_values(config: Config) -> dict[str, Any]:
-    """Return a configuration as plain values for YAML; durations have units."""
+    """Return a configuration as plain values for YAML, with units for durations."""
     tree = config.model_dump(mode="json")
-    for holder, name in ((tree, "time"), (tree["train"], "time_budget")):
-        holder[name] = None if holder[name] is None else duration_text(holder[name])
+    for parent, name in ((tree, "time"), (tree["train"], "time_budget")):
+        parent[name] = None if parent[name] is None else duration_text(parent[name])
     for phase in tree["phases"]:
         for section in ("data", "train"):
             phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
@@ -126,13 +119,13 @@ def as_values(config: Config) -> dict[str, Any]:
 
 
 def _plain_number(value: object) -> object:
-    """Return a number for its text: overrides of phases are kept as written, and YAML would quote them."""
+    """Convert the text of a number to a number. Overrides of phases are text, which YAML would quote."""
     is_number = isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?", value)
     return yaml.safe_load(str(value)) if is_number else value
 
 
 def dump_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
+    """Return the resolved configuration as YAML from which `load_config` restores the same values."""
     return yaml.safe_dump(as_values(config), sort_keys=False, allow_unicode=True)
 
 
@@ -142,7 +135,7 @@ def inline_yaml(value: object) -> str:
 
 
 def as_commented_yaml(config: Config) -> str:
-    """Return every key with its value, and its meaning as a comment; YAML that `--config` takes."""
+    """Return a YAML file for `--config` with every key, its value, and its description as a comment."""
     tree, blocks = as_values(config), []
     for key, schema in key_schemas().items():
         *section, name = key.split(".")

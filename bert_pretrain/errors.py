@@ -1,4 +1,4 @@
-"""Errors a user can cause, each in three parts: what is wrong, where it came from, what to do.
+"""Errors that users can cause and fix.
 
 The command line prints them without a traceback and exits with code 2. Any other exception is a bug and keeps its
 traceback.
@@ -14,24 +14,22 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """A mistake that the user can correct: what is wrong, in which file, key or flag, and what to do about it."""
+    """An error in three parts: what is wrong, where (the file, key or flag), and the remedy, shown as a hint."""
 
     def __init__(self, what: str, *, where: str, remedy: str) -> None:
         super().__init__(what, where, remedy)
-        self.what = what
-        self.where = where
-        self.remedy = remedy
+        self.what, self.where, self.remedy = what, where, remedy
 
     def __str__(self) -> str:
         return f"{self.what}\n  where: {self.where}\n  hint: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are pickled between processes, and pickle does not support keyword-only arguments.
+        # Errors are pickled between processes, and by default pickle cannot pass keyword-only arguments.
         return (partial(type(self), where=self.where, remedy=self.remedy), (self.what,))
 
 
 class ConfigError(UserError):
-    """A key or value of the configuration, a preset's name or a `--set` that does not fit."""
+    """An invalid key, value, preset or flag."""
 
 
 class InputError(UserError):
@@ -39,24 +37,23 @@ class InputError(UserError):
 
 
 class OutputError(UserError):
-    """An output folder with something other than this command would write."""
+    """An output folder that the command cannot write to or that has other content."""
 
 
 class DataError(UserError):
-    """A tokenizer, data, model or run folder that is broken or does not match the others."""
+    """A tokenizer, data, model or run folder that is damaged or does not match the others."""
 
 
 class Interrupted(Exception):
-    """The work was asked to stop and has saved everything; has the exit code, and a message on how to continue."""
+    """Raised after a requested stop, when everything is saved; the message says how to continue."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(exit_code, message)
-        self.exit_code = exit_code
-        self.message = message
+        self.exit_code, self.message = exit_code, message
 
 
 def first_problem(error: "ValidationError") -> str:
-    """Return the first of pydantic's complaints, for example `hidden_size is -16; it should be greater than 0`."""
+    """Return the first validation error as text, such as `hidden_size is -16; it should be greater than 0`."""
     problem = error.errors()[0]
     key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
     expected = message.removeprefix("Input ")
@@ -65,7 +62,10 @@ def first_problem(error: "ValidationError") -> str:
 
 @contextlib.contextmanager
 def needs_extra(extra: str, purpose: str, *, where: str, otherwise: str = "") -> Iterator[None]:
-    """Import in here what an extra of `bert-pretrain` installs; `purpose` is what needs it, such as "pictures"."""
+    """Raise ConfigError if an import inside this context fails because an extra of `bert-pretrain` is missing.
+
+    `purpose` is the plural noun that needs it, such as "pictures".
+    """
     try:
         yield
     except ImportError as error:

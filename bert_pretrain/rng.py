@@ -1,7 +1,7 @@
-"""Named streams of random numbers: every draw is a function of (seed, purpose, coordinates), never of call order.
+"""Random numbers as a function of (seed, purpose, coordinates), independent of the call order.
 
 `stream(seed, "mask", copy=2, shard=7)` gives the same numbers in every process, on every machine and for any number
-of workers. There is no global generator in this package.
+of workers. This package has no global generator.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, **coordinates: int | str) -> np.random.Generator:
-    """Return the generator that belongs to `purpose` at `coordinates` under `seed`."""
+    """Return the generator for a seed, purpose and coordinates."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, coordinates)))
 
 
@@ -20,30 +20,28 @@ def torch_seed(seed: int, purpose: str, **coordinates: int | str) -> int:
 
 
 def uniform(seed: int, purpose: str, elements: np.ndarray) -> np.ndarray:
-    """Return a number in [0, 1) for each element (any shape, integers), always the same one for the same element."""
+    """Return a number in [0, 1) for each integer (any shape). Equal integers get equal numbers."""
     key = np.uint64(_key(seed, purpose, {}) & (2**64 - 1))
     return (_mix(np.asarray(elements, dtype=np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
 
 
 class Permutation:
-    """A keyed pseudo-random permutation of `range(size)`, evaluated anywhere without a table.
+    """A pseudo-random permutation of `range(size)` that is computed per element, without a table.
 
-    A balanced Feistel network of four rounds over the next power of four, walked until the value falls inside the
-    range. It lets any shard look up its documents out of billions.
+    It is a balanced Feistel network with four rounds over the next power of four, repeated until the value is inside
+    the range. Any shard can compute the positions of its documents among billions.
     """
-
-    ROUNDS = 4
 
     def __init__(self, size: int, seed: int, purpose: str, **coordinates: int | str) -> None:
         if size < 1:
-            raise ValueError(f"a permutation needs at least one element, not {size}")
+            raise ValueError(f"a permutation needs at least one element, got size {size}")
         self.size = size
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         generator = stream(seed, purpose, **coordinates)
-        self._keys = generator.integers(0, 2**64, size=self.ROUNDS, dtype=np.uint64)
+        self._round_keys = generator.integers(0, 2**64, size=4, dtype=np.uint64)
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Map positions (any shape, values in [0, size)) to elements, int64."""
+        """Map positions in [0, size) (any shape) to elements (same shape, int64)."""
         values = np.asarray(indices, dtype=np.uint64).copy()
         outside = np.ones(values.shape, dtype=bool)
         while outside.any():
@@ -55,13 +53,13 @@ class Permutation:
         bits = np.uint64(self._half_bits)
         low_mask = np.uint64((1 << self._half_bits) - 1)
         left, right = values >> bits, values & low_mask
-        for key in self._keys:
+        for key in self._round_keys:
             left, right = right, left ^ (_mix(right ^ key) & low_mask)
         return (left << bits) | right
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers (the finaliser of SplitMix64; Steele et al., 2014)."""
+    """Hash 64-bit integers with the finalizer of SplitMix64 (Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

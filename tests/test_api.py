@@ -1,4 +1,4 @@
-"""The calls for notebooks: cheap to import, equal to `transformers` from the same folder, and as their page shows."""
+"""The Python API: fast to import, with the same results as the commands, and as documented."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ def model_folder(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return bert_pretrain.pretrain(data_folder, tmp_path_factory.mktemp("api") / "run", model=SIZES, train=TRAIN)
 
 
-def test_importing_the_package_loads_no_heavy_library_and_names_what_is_public() -> None:
+def test_import_is_light_and_lists_public_names() -> None:
     heavy = ("torch", "numpy", "pyarrow", "pydantic", "datasets")
     code = f"import sys, bert_pretrain; print(bert_pretrain.__version__, [x for x in {heavy} if x in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -37,24 +37,24 @@ def test_importing_the_package_loads_no_heavy_library_and_names_what_is_public()
     assert all(hasattr(bert_pretrain, name) for name in public)
 
 
-def test_training_from_python_is_the_command(model_folder: Path, data_folder: Path, tmp_path: Path) -> None:
+def test_pretrain_equals_train_command(model_folder: Path, data_folder: Path, tmp_path: Path) -> None:
     settings = [f"model.{key}={value}" for key, value in SIZES.items()]
     settings += [f"train.{key}={value}" for key, value in TRAIN.items()]
     other = train(load_config(settings=settings), data_folder, tmp_path / "run")
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (model_folder, other))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    api_weights, command_weights = (load_file(folder / "model.safetensors") for folder in (model_folder, other))
+    assert all(torch.equal(api_weights[name], command_weights[name]) for name in command_weights)
     again, options = tmp_path / "again", {"model": SIZES, "train": TRAIN, "init_from": str(model_folder)}
     assert bert_pretrain.pretrain(str(data_folder), str(again), **options) == again / "model"
 
 
-def test_a_data_folder_gives_its_examples(data_folder: Path) -> None:
+def test_load_data_returns_examples(data_folder: Path) -> None:
     data = bert_pretrain.load_data(data_folder)
     splits = data.dataset()
     assert {name: len(split) for name, split in splits.items()} == {name: data.rows(name) for name in splits}
     assert data.tokenizer().decode(splits["validation"][0]["input_ids"]).startswith("[CLS]")
 
 
-def test_vocabulary_and_data_from_python_are_those_of_the_commands(
+def test_build_vocab_and_build_data_equal_commands(
     english_text: Path, vocab_folder: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     keys = {"max_seq_length": 64, "dupe_factor": 2, "examples_per_shard": 1024, "validation_fraction": 0.1}
@@ -79,18 +79,18 @@ MISTAKES: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("where", MISTAKES)
-def test_mistakes_name_what_was_given(where: str, data_folder: Path, tmp_path: Path) -> None:
+def test_mistake_names_argument(where: str, data_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         MISTAKES[where](data_folder, tmp_path / "new")
     assert caught.value.where == where
     assert caught.value.remedy
 
 
-def test_the_page_does_what_it_says(data_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_examples_in_documentation_run(data_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "data").symlink_to(data_folder)
     monkeypatch.chdir(tmp_path)
     exec("".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)), {})
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     printed = capsys.readouterr().out.splitlines()
-    # The first line counts examples, and the topics of pydoc differ from one Python to another.
+    # The first line counts examples, which differ here.
     assert [line for line in shown.splitlines()[1:] if line not in printed] == []

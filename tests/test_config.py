@@ -1,4 +1,4 @@
-"""The configuration: what people write, in YAML, `--set` and flags, means what they mean; mistakes name their place."""
+"""The configuration from YAML, `--set` and flags: values, layers, presets, and the place of mistakes."""
 
 import json
 import re
@@ -51,14 +51,14 @@ MEANINGS = [
 
 
 @pytest.mark.parametrize(("key", "text", "value"), MEANINGS)
-def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, text: str, value: object) -> None:
+def test_value_is_parsed_the_same_in_file_and_set(tmp_path: Path, key: str, text: str, value: object) -> None:
     section, name = key.split(".")
     assert attrgetter(key)(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n")) == value
     assert attrgetter(key)(load_config(settings=[f"{key}={text}"])) == value
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
-def test_empty_files_and_sections_mean_the_defaults(tmp_path: Path, text: str) -> None:
+def test_empty_files_and_sections_give_defaults(tmp_path: Path, text: str) -> None:
     assert from_yaml(tmp_path, text) == Config()
     assert from_yaml(tmp_path, "train:\n", settings=["train.seed=7"]).train.seed == 7
 
@@ -117,7 +117,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "line", "part"), MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, line: object, part: str) -> None:
+def test_mistake_names_value_line_and_remedy(tmp_path: Path, text: str, line: object, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_yaml(tmp_path, text)
     path = str(tmp_path / "config.yaml")
@@ -142,7 +142,7 @@ def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: s
         ("extends=tiny", "'extends'"),
     ],
 )
-def test_a_mistake_in_set_names_it(setting: str, part: str) -> None:
+def test_mistake_in_set_names_the_flag(setting: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
     assert part in str(caught.value)
@@ -175,28 +175,26 @@ CONFIGS = st.builds(
 
 
 @given(config=CONFIGS)
-def test_a_dumped_configuration_loads_back_the_same(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+def test_dumped_configuration_round_trips(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     loaded = from_yaml(tmp_path_factory.getbasetemp(), dump_yaml(config))
     assert loaded == config
     assert loaded.for_phase(loaded.phases[0]) == config.for_phase(config.phases[0])
 
 
 @pytest.mark.parametrize("names", [None, *preset_paths(), "small,paper"])
-def test_the_commented_configuration_loads_back_and_explains_every_key(names: str | None, tmp_path: Path) -> None:
+def test_commented_configuration_round_trips_and_describes_every_key(names: str | None, tmp_path: Path) -> None:
     config = load_config(names)
     text = as_commented_yaml(config)
     again = from_yaml(tmp_path, text)
     assert again.model_dump(exclude={"phases"}) == config.model_dump(exclude={"phases"})
     assert list(map(again.for_phase, again.phases)) == list(map(config.for_phase, config.phases))
     assert all(f"{key.rpartition('.')[2]}:" in text for key in key_schemas() if not key.startswith("phases."))
-    assert [
-        key for key, schema in key_schemas().items() if not re.fullmatch(r"[A-Z`].*\.", schema["description"])
-    ] == []
+    assert all(re.fullmatch(r"[A-Z`].*\.", schema["description"]) for schema in key_schemas().values())
     assert names is None or "," in names or config == load_config(preset_paths()[names])
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
-def test_a_duration_is_written_with_units_and_reads_back(seconds: float, text: str, tmp_path: Path) -> None:
+def test_duration_is_written_with_units_and_round_trips(seconds: float, text: str, tmp_path: Path) -> None:
     config = load_config(settings=[f"train.time_budget={seconds}", f"time={seconds}"])
     written = yaml.safe_load(dump_yaml(config))
     assert (written["time"], written["train"]["time_budget"]) == (text, text)
@@ -220,21 +218,21 @@ SUGGESTIONS = {
 
 
 @pytest.mark.parametrize("written", SUGGESTIONS)
-def test_the_key_that_was_meant_is_named(written: str) -> None:
+def test_suggested_key(written: str) -> None:
     assert suggest_key(written) == SUGGESTIONS[written]
 
 
 @pytest.mark.parametrize("path", write_reference.FILES, ids=lambda path: path.name)
-def test_generated_files_are_those_of_the_code(path: Path) -> None:
-    """Write them again with: python scripts/write_reference.py."""
+def test_generated_files_are_up_to_date(path: Path) -> None:
+    """Update them with: python scripts/write_reference.py."""
     assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
-def test_a_warm_up_that_fits_or_may_fit_is_taken() -> None:
+def test_warm_up_that_may_fit_is_accepted() -> None:
     phases = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
     for settings in (
         ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
-        ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
+        ["train.warmup_steps=9", "train.max_epochs=1"],  # the number of steps depends on the data
         ["train.warmup_ratio=1", "train.time_budget=60"],
         ["train.warmup_steps=100", phases],
     ):
@@ -244,18 +242,17 @@ def test_a_warm_up_that_fits_or_may_fit_is_taken() -> None:
 
 
 @pytest.mark.parametrize("names", PAPER_PRESETS)
-def test_the_recipe_of_the_paper_stays_as_it_is(names: str) -> None:
-    """The file holds what differed from the defaults when each preset still had a recipe of its own."""
-    whole = load_config(names)
-    assert whole.model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
-    steps = sum(whole.for_phase(phase).train.max_steps or 0 for phase in whole.phases)
-    assert steps * whole.train.warmup_ratio == 10_000
+def test_recipe_of_the_paper_is_unchanged(names: str) -> None:
+    config = load_config(names)
+    assert config.model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
+    steps = sum(config.for_phase(phase).train.max_steps or 0 for phase in config.phases)
+    assert steps * config.train.warmup_ratio == 10_000
     for length in ("train.time_budget=3m", "train.max_steps=1000"):
         config = load_config(names, [length], with_phases=False)
         assert (config.train.warmup_steps, config.train.warmup_ratio) == (None, 0.01)
 
 
-def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run() -> None:
+def test_keys_that_all_phases_override_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("base", ["train.max_steps=1000"])
     assert caught.value.where == "--set train.max_steps"
@@ -267,13 +264,13 @@ def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run()
         load_config("base", ["train.time_budget=24h"])
 
 
-SIZES = {  # millions of weights with the pooler, without the heads
+SIZES = {  # millions of parameters with the pooler, without the heads
     "tiny": 4.4, "mini": 11.2, "small": 28.8, "medium": 41.4, "base": 109.5, "classic": 109.5, "base-chinese": 102.3,
     "large": 335.1, "large-12gb": 335.1,
 }  # fmt: skip
 
 
-def test_presets_have_the_sizes_that_they_are_named_for() -> None:
+def test_presets_have_the_published_sizes() -> None:
     assert preset_paths().keys() - SIZES.keys() == {"demo", "paper", "short"}
     for name, millions in SIZES.items():
         config = load_config(name)
@@ -295,13 +292,13 @@ OVER = "extends: under.yaml\ndata: {seed: 2}\ntrain:\n  max_steps: 7\n"
 
 
 def layers(folder: Path, **texts: str) -> str:
-    """Write files of YAML beside under.yaml and over.yaml, and return their paths joined by commas."""
+    """Write YAML files next to under.yaml and over.yaml, and return their paths joined by commas."""
     for name, text in {"under": UNDER, "over": OVER, **texts}.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return ",".join(str(folder / f"{name}.yaml") for name in texts)
 
 
-def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(tmp_path: Path) -> None:
+def test_later_layers_win_per_key_and_replace_phases(tmp_path: Path) -> None:
     source = layers(tmp_path, under=UNDER, last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
@@ -314,14 +311,14 @@ def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(tmp_path: Pat
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
 
 
-def test_a_file_may_extend_presets_and_other_files(tmp_path: Path) -> None:
+def test_extends_presets_and_files(tmp_path: Path) -> None:
     config = load_config(layers(tmp_path, top="extends: [small, over.yaml]\ntrain: {peak_lr: 5e-3}\n"))
     assert (config.model.hidden_size, config.data.seed, config.data.dupe_factor) == (512, 2, 2)
     assert (config.train.peak_lr, config.train.max_steps, config.train.max_epochs) == (5e-3, 7, None)
     assert load_config(layers(tmp_path, top="extends: small,paper\n")) == load_config("small,paper")
 
 
-def test_the_length_of_a_later_layer_replaces_one_by_another_key(tmp_path: Path) -> None:
+def test_length_in_later_layer_replaces_other_length_key(tmp_path: Path) -> None:
     for settings, length in (
         ([], {"max_steps": 7}),
         (["train.time_budget=1h"], {"time_budget": 3600.0}),
@@ -348,7 +345,7 @@ def test_the_length_of_a_later_layer_replaces_one_by_another_key(tmp_path: Path)
         ({"a": "extends: base\ntrain:\n  max_steps: 1000\n"}, "a.yaml:3", "phases=[]"),
     ],
 )
-def test_a_mistake_in_layers_names_the_file_and_line(tmp_path: Path, texts, where: str, part: str) -> None:
+def test_mistake_in_layers_names_file_and_line(tmp_path: Path, texts, where: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(layers(tmp_path, **texts))
     assert caught.value.where == f"{tmp_path}/{where.format(tmp_path)}"

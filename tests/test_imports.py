@@ -1,4 +1,4 @@
-"""The imports of the package, read from its source: no cycles, and who may know whom."""
+"""Imports inside the package have no cycles and follow its layers."""
 
 import ast
 import subprocess
@@ -14,8 +14,8 @@ STAGES = {"vocab", "make_data", "train"}
 BELOW_STAGES = {"text", "io", "examples", "model", "report"}
 ABOVE_STAGES = {"inspect", "plan", "tools", "finetune"}
 MAX_FILES_OF_TRAINING = 60
+# An exception from the layers: `DataFolder.loader` makes padded batches, which need torch.
 ON_DEMAND = {("bert_pretrain.examples.shards", "bert_pretrain.examples.padded")}
-"""The one import against the order: `DataFolder.loader` makes padded batches, which need torch."""
 
 
 def name_of(path: Path) -> str:
@@ -31,7 +31,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules of the package that a module imports, anywhere but for types."""
+    """Yield all imports of a module except those for type checking."""
     for node in ast.iter_child_nodes(tree):
         if is_type_checking(node):
             continue
@@ -43,12 +43,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
         yield from imported(node)
 
 
-# The package itself, which has the version and, on demand, the Python API, is no part of the structure.
+# Without the package itself, which has the version and imports the Python API on demand.
 IMPORTS = {
     name: {
-        found
-        for found in imported(ast.parse(path.read_text(encoding="utf-8")))
-        if found in MODULES and found not in (name, "bert_pretrain") and (name, found) not in ON_DEMAND
+        module
+        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if module in MODULES and module not in (name, "bert_pretrain") and (name, module) not in ON_DEMAND
     }
     for name, path in MODULES.items()
     if name != "bert_pretrain"
@@ -56,7 +56,7 @@ IMPORTS = {
 
 
 def folder_of(module: str) -> str:
-    """Return the folder of a module; a file beside the folders stands for itself."""
+    """Return the folder of a module, or the name of a module outside the folders."""
     return module.split(".")[1]
 
 
@@ -66,20 +66,20 @@ for module, others in IMPORTS.items():
     FOLDERS[folder_of(module)] -= {folder_of(module)}
 
 
-def test_neither_files_nor_folders_import_each_other_in_a_circle() -> None:
+def test_no_import_cycles() -> None:
     TopologicalSorter(IMPORTS).prepare()
     TopologicalSorter(FOLDERS).prepare()
 
 
-def test_stages_know_each_other_only_through_files_and_what_is_below_knows_no_stage() -> None:
+def test_imports_follow_the_layers() -> None:
     for folder in STAGES | BELOW_STAGES:
         assert not FOLDERS[folder] & (STAGES | ABOVE_STAGES | {"cli", "pipeline", "api"}), folder
     for folder in ABOVE_STAGES:
         assert not FOLDERS[folder] & {"cli", "pipeline", "api"}, folder
-    assert [folder for folder, found in FOLDERS.items() if "cli" in found] == ["__main__"]
+    assert [folder for folder, others in FOLDERS.items() if "cli" in others] == ["__main__"]
 
 
-def test_training_loads_few_files_and_none_of_what_comes_after_it() -> None:
+def test_training_loads_few_files_and_no_other_stage() -> None:
     code = "import sys, bert_pretrain.train.run; print(*(name for name in sys.modules if name.startswith('bert_pre')))"
     loaded = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     assert len(loaded) <= MAX_FILES_OF_TRAINING

@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the README's three commands, and the wheel."""
+"""The commands of the README, the wheel, the source distribution and the lock file."""
 
 import gzip
 import re
@@ -15,7 +15,7 @@ from tests.conftest import call
 from tests.pages import ROOT, blocks
 
 
-def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text, tmp_path: Path, monkeypatch) -> None:
+def test_commands_of_the_readme_make_a_loadable_model(english_text, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("corpus").mkdir()
     Path("corpus/a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()[:200_000]))
@@ -26,7 +26,7 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text, 
     extra["train"] = [f"--set=model.{key}={value}" for key, value in sizes.items()]
     extra["train"] += ["--set=train.max_steps=2", "--set=train.global_batch_size=4"]
     for command in block.commands:
-        # As a shell would, let the program see the file names.
+        # Expand the glob as a shell does.
         words = ["corpus/a.txt.gz" if "*" in word else word for word in command]
         call(*words, *extra[command[0]])
     model, info = transformers.AutoModelForPreTraining.from_pretrained("run/model", output_loading_info=True)
@@ -35,15 +35,15 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text, 
     assert model.config.hidden_size == 32
 
 
-def test_the_wheel_holds_the_package_and_the_presets_alone_and_runs(built: Path, tmp_path: Path) -> None:
+def test_wheel_has_only_package_and_presets_and_runs(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         page = archive.read(metadata).decode()
         archive.extractall(tmp_path / "installed")
-    found = {name for name in names if ".dist-info/" not in name}
-    assert found == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
+    packaged = {name for name in names if ".dist-info/" not in name}
+    assert packaged == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
     assert "bert_pretrain/py.typed" in names
     address = re.search(r"^Project-URL: Repository, (https://\S+)$", page, re.MULTILINE)[1]
     links = re.findall(r"\]\(([^)]+)\)", page)
@@ -61,14 +61,14 @@ def test_the_wheel_holds_the_package_and_the_presets_alone_and_runs(built: Path,
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source distribution."""
+    """Build a folder with the wheel and the source distribution."""
     folder = tmp_path_factory.mktemp("built")
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
     return folder
 
 
-def test_the_lock_file_has_the_versions_of_the_constraints_with_hashes() -> None:
-    """Write it again with: scripts/lock.sh."""
+def test_lock_file_has_versions_of_constraints_and_hashes() -> None:
+    """Update it with: scripts/lock.sh."""
 
     def versions(name: str) -> dict[str, str]:
         pins = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
@@ -81,18 +81,16 @@ def test_the_lock_file_has_the_versions_of_the_constraints_with_hashes() -> None
 
 
 def tracked(*folders: str) -> set[str]:
-    """Return the files of folders of the repository, those that git ignores left out."""
+    """Return all files in folders of the repository, without caches."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
     return {str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts}
 
 
-def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(built: Path) -> None:
+def test_source_distribution_has_all_sources_and_tests(built: Path) -> None:
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    single = (
-        "pyproject.toml README.md README.zh-CN.md RESULTS.md LICENSE .gitignore PKG-INFO Makefile Dockerfile mkdocs.yml"
-    )
-    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py mkdocs_hooks.py"
-    single += " CHANGELOG.md CONTRIBUTING.md SECURITY.md"
+    single = "pyproject.toml README.md README.zh-CN.md RESULTS.md LICENSE .gitignore PKG-INFO Makefile Dockerfile"
+    single += " mkdocs.yml CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py"
+    single += " mkdocs_hooks.py CHANGELOG.md CONTRIBUTING.md SECURITY.md"
     assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())

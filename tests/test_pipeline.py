@@ -1,4 +1,4 @@
-"""`run`: all stages and phases from one configuration, whatever objective each phase has."""
+"""The command `run`: all stages and phases of one configuration."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from bert_pretrain.train.schedule import too_long
 from tests.conftest import call, run_stages
 
 
-def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_path: Path, capsys) -> None:
+def test_phases_with_different_objectives(english_text: Path, tmp_path: Path, capsys) -> None:
     config = Config.model_validate(
         {
             "inputs": [str(english_text)],
@@ -45,9 +45,9 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
     last = json.loads((model.parent / "metrics.jsonl").read_text().splitlines()[-2])
     assert last["step"] == 6
     assert last["nsp_loss"] > 0
-    shutil.rmtree(model.parent / "checkpoints")  # a finished phase needs none, unless another follows
+    shutil.rmtree(model.parent / "checkpoints")  # a finished last phase does not need them
     assert run_stages(config, tmp_path / "out") == model
-    (model.parent / "metrics.jsonl").write_text("{broken")  # which does not cost a finished run
+    (model.parent / "metrics.jsonl").write_text("{broken")  # does not fail a finished run
     assert run_stages(config, tmp_path / "out") == model
     assert "no metrics: " in capsys.readouterr().out
     shutil.rmtree(tmp_path / "out" / "train" / "words" / "checkpoints")
@@ -55,7 +55,7 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
         run_stages(config, tmp_path / "out")
 
 
-def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Path) -> None:
+def test_warm_up_may_span_phases_up_to_their_total(data_folder: Path) -> None:
     rows = DataFolder.open(data_folder).rows("train")
     first, last, longer = (
         Config.model_validate({"train": {"max_epochs": epochs, "global_batch_size": rows, "warmup_steps": warmup}})
@@ -67,7 +67,7 @@ def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Pat
         with_one_schedule([first, longer], [data_folder, data_folder])
 
 
-def test_inputs_as_arguments_replace_those_of_the_file(english_text, tmp_path, monkeypatch) -> None:
+def test_input_arguments_replace_inputs_of_the_file(english_text, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.txt").write_bytes(english_text.read_bytes())
     (tmp_path / "second.txt").write_text("One sentence.\nAnother one.\n\nA second document.\nIts end.\n")
@@ -78,13 +78,13 @@ def test_inputs_as_arguments_replace_those_of_the_file(english_text, tmp_path, m
     flags = "--output out --workers 1 --steps 2 --learning-rate 3e-3 --batch-size 8 --device cpu"
     call("run", "mine.yaml", "first.txt", "second.txt", *flags.split())
     manifest = json.loads((tmp_path / "out" / "data" / "manifest.json").read_text())
-    assert [one["location"] for one in manifest["inputs"]] == ["first.txt", "second.txt"]
+    assert [item["location"] for item in manifest["inputs"]] == ["first.txt", "second.txt"]
     trained = load_config(tmp_path / "out" / "train" / "config.yaml").train
     assert (trained.max_steps, trained.max_epochs, trained.peak_lr) == (2, None, 3e-3)
     assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")
 
 
-def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
+def test_dry_run_prints_the_plan_of_training(
     english_text: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = tmp_path_factory.mktemp("small")
@@ -93,12 +93,10 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
     out, inputs = {}, [str(english_text)]
     for hidden_size in (16, 512):
         model = {**SMALL_MODEL, "hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
-        dry_run(
-            Config.model_validate({"inputs": inputs, **settings, "model": model, "train": train}),
-            workers=1,
-        )
+        config = Config.model_validate({"inputs": inputs, **settings, "model": model, "train": train})
+        dry_run(config, workers=1)
         out[hidden_size] = capsys.readouterr().out
-        for number in range(9):  # nine tiny files change nothing
+        for number in range(9):  # nine tiny files do not change the estimate
             inputs.append(str(small / f"{number}.txt"))
             Path(inputs[-1]).write_text("A tiny one. It ends.\n")
     tokens, steps = (
@@ -114,21 +112,21 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun"):
         run_stages(Config(inputs=("a.txt",)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tracker_that_is_missing_is_told_before_the_data_is_made(tmp_path: Path, monkeypatch) -> None:
+def test_missing_tracker_is_reported_before_any_work(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb"):
         run_stages(Config.model_validate({"inputs": ["a.txt"], "train": {"trackers": ["wandb"]}}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_commands_do_not_write_one_output(english_text: Path, tmp_path: Path) -> None:
+def test_two_commands_cannot_write_the_same_output(english_text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with exclusive(out):
         for command in (["tiny"], ["auto", "--time", "5m", "--overwrite"]):
@@ -138,7 +136,7 @@ def test_two_commands_do_not_write_one_output(english_text: Path, tmp_path: Path
     assert not out.exists()
 
 
-def test_what_is_overwritten_is_moved_at_once_and_after_a_restart_only_what_another_command_wrote(
+def test_overwrite_moves_all_stages_but_not_again_after_a_restart(
     english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, reached = tmp_path / "out", []
@@ -154,16 +152,16 @@ def test_what_is_overwritten_is_moved_at_once_and_after_a_restart_only_what_anot
     monkeypatch.setattr("bert_pretrain.train.run.train", train)
     run(1500)
     run(1600, "--overwrite")
-    run(1600)  # continues what has overwritten
-    call("run", "tiny", "nosuch.txt", "--output", out, "--overwrite", code=2)  # loses nothing
+    run(1600)  # resumes the command with --overwrite
+    call("run", "tiny", "nosuch.txt", "--output", out, "--overwrite", code=2)  # moves nothing
     run(1600)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     run(1600, "--overwrite")
-    run(1700, "--overwrite")  # it was first stopped before it had moved anything
+    run(1700, "--overwrite")  # another command, so the old output is moved aside
     assert reached == [[0, 0], [1, 1], [1, 1], [1, 1], [1, 1], [2, 2]]
 
 
-def test_a_training_of_more_than_a_day_is_said() -> None:
+def test_estimate_of_more_than_a_day_has_a_warning() -> None:
     assert not too_long(86_000)
     assert "1d 1h" in too_long(90_000)
 

@@ -1,1 +1,1 @@
-"""Files, manifests, and work on several processes; knows no stage."""
+"""Files, manifests and process pools. Nothing here depends on a stage."""

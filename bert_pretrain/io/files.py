@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, JSON and folders with checksums, and what a user's path means."""
+"""Atomic writes of files and folders, JSON and folders with checksums, and local paths that users give."""
 
 import contextlib
 import errno
@@ -23,45 +23,38 @@ STATUS = "status.json"
 CHECKSUMS = "checksums.json"
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 100
-_MAX_INDENTED_BYTES = 1 << 20  # a large one, as the manifest of many inputs, takes ten times as long with indentation
-_REPLACED = ".old.tmp"
-_DIGEST = "content_sha256"
+_REPLACED_SUFFIX = ".old.tmp"
+_DIGEST_KEY = "content_sha256"
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is for fsspec rather than the local file system."""
+    """Whether a location is a URL for fsspec, not a local path."""
     return "://" in location
 
 
 def local_path(location: str | Path, flag: str) -> Path:
-    """Return the path that a user's path or `file://` URL means; other URLs are refused."""
+    """Return the local path of a path or `file://` URL. Raise ConfigError for other URLs."""
     location = str(location).removeprefix("file://")
     if is_url(location):
-        raise ConfigError(
-            f"{location} is a URL, and this must be local",
-            where=flag,
-            remedy="name a local path; 'aws s3 sync' or 'rclone copy' copies it from or to a store",
-        )
+        remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
+        raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
     return Path(location)
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
-    """Return a remedy that names the folder inside a given one that was likely meant, None where there is none.
+    """Return a remedy that names the subfolder that was probably meant, or None.
 
-    It is the newest match that holds `file`, of the first of the patterns that has one.
+    It is the newest folder with a `file` inside among the matches of the first pattern that has any.
     """
     for pattern in patterns:
-        if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:
-            return f"did you mean {max(found, key=lambda each: each.stat().st_mtime)}?"
+        if matches := [match for match in folder.glob(pattern) if (match / file).is_file()]:
+            return f"did you mean {max(matches, key=lambda match: match.stat().st_mtime)}?"
     return None
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary local path, which is moved to `path` on success and removed otherwise.
-
-    Its folder must exist: one that is removed while a command works is not made again.
-    """
+    """Yield a temporary path in the existing parent folder, which replaces `path` on success."""
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -74,9 +67,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is flushed to disk and replaces `path` on success, and is removed otherwise.
+    """Yield a temporary folder, which replaces `path` on success.
 
-    The old folder is first moved aside, and moved back by the next writer after a kill in between.
+    The old folder is moved aside first. The next writer moves it back if the process is killed in between.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(path)
@@ -88,10 +81,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             _flush_to_disk(file)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.replace(path, _temporary_name(path, _REPLACED))
+                os.replace(path, _temporary_name(path, _REPLACED_SUFFIX))
             os.replace(temporary, path)
         except OSError as error:
-            # Another machine may have done the same task in the meantime, with the same result.
+            # Another machine may have finished the same task meanwhile, with the same result.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         finally:
@@ -101,14 +94,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary_name(path: Path, ending: str = ".tmp") -> Path:
-    # Random, because on a cluster two processes with the same number may write the same file.
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{ending}")
+def _temporary_name(path: Path, suffix: str = ".tmp") -> Path:
+    # Random and not the process id, which may occur on several machines of a cluster.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
 
 
 def _restore(path: Path) -> None:
-    """Move a folder back that was moved aside, if its successor is not there, or else remove it."""
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED}"):
+    """Move the old folder back if its replacement is missing, otherwise remove it."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED_SUFFIX}"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
@@ -116,13 +109,13 @@ def _restore(path: Path) -> None:
 
 
 def is_bookkeeping(path: Path) -> bool:
-    """Whether a file or folder is our lock, the status of a run, or was left by a killed writer."""
+    """Whether a path is our lock, the status of a run, or a temporary of a killed writer."""
     return path.name in (LOCK, STATUS) or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`, and restore what they moved."""
-    for old in folder.glob(f".*{_REPLACED}"):
+    """Remove temporaries that killed writers left in `folder`, and restore the folders that they moved aside."""
+    for old in folder.glob(f".*{_REPLACED_SUFFIX}"):
         _restore(folder / old.name[1:].rsplit(".", 3)[0])
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_dir():
@@ -132,13 +125,11 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move the content of a folder to a new folder next to it and return that; the folder keeps its lock.
-
-    Manifests are moved first, so that what an interruption leaves does not look like a finished output.
-    """
-    folder = folder.resolve()  # `.` has no name of its own
+    """Move the content of a folder, except its lock, to a new folder next to it, and return the new folder."""
+    folder = folder.resolve()  # the name of `.` is empty
     aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
+    # Manifests first, so that a partly moved folder does not look like a finished output.
     for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
         if path.name != LOCK:
             path.rename(str(aside / path.name))
@@ -150,7 +141,7 @@ def _flush_to_disk(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot flush a folder
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot flush folders
             raise
     finally:
         os.close(descriptor)
@@ -165,7 +156,7 @@ def save_array(path: Path, values: "np.ndarray") -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; bytes of file names that are not UTF-8 are escaped, as JSON escapes them."""
+    """Write a text file atomically. Bytes of file names that are not UTF-8 are escaped as in JSON."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -176,41 +167,41 @@ def write_json(path: Path, value: object) -> None:
 
 
 def json_text(value: object) -> str:
-    """Return the content of an indented JSON file."""
+    """Return a value as indented JSON text."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
+    """Write a JSON file with a SHA-256 of its content, which `read_json` checks and removes."""
     write_text(path, checked_json_text(value))
 
 
 def checked_json_text(value: Mapping[str, Any]) -> str:
-    """Return the content of a file of `write_checked_json`."""
-    body = {**value, _DIGEST: _digest_of(value)}
+    """Return the text that `write_checked_json` writes."""
+    body = {**value, _DIGEST_KEY: _digest_of(value)}
     text = json.dumps(body, ensure_ascii=False)
-    return f"{text}\n" if len(text) > _MAX_INDENTED_BYTES else json_text(body)
+    return f"{text}\n" if len(text) > 1 << 20 else json_text(body)  # indenting takes ten times as long
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
-    """Read a JSON file, written here or elsewhere."""
+    """Read a JSON file, ours or another program's, and check its SHA-256 if it has one."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
-        found = parse_json(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and _DIGEST in found and found.pop(_DIGEST) != _digest_of(found):
-            raise ValueError("it is damaged: its content is not what was written")
+        value = parse_json(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and _DIGEST_KEY in value and value.pop(_DIGEST_KEY) != _digest_of(value):
+            raise ValueError("it is damaged: its content differs from what was written")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path.name}: {error}", where=str(path), remedy=remedy) from error
-    return found
+    return value
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of JSON text, or raise a ValueError."""
+    """Parse JSON text. Raise ValueError if it is invalid or nested too deeply."""
     with contextlib.suppress(RecursionError):
-        found = _DECODER.decode(text)
-        if text.count("[") + text.count("{") <= MAX_JSON_DEPTH or not _is_deeper(found, MAX_JSON_DEPTH):
-            return found
+        value = _DECODER.decode(text)
+        if text.count("[") + text.count("{") <= MAX_JSON_DEPTH or not _is_deeper(value, MAX_JSON_DEPTH):
+            return value
     raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
@@ -224,7 +215,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 def _parse_int(digits: str) -> float:
     try:
         return int(digits)
-    except ValueError:  # Python limits the digits of a whole number
+    except ValueError:  # Python limits the number of digits
         return float(digits)
 
 
@@ -242,7 +233,7 @@ def sha256_file(path: Path) -> str:
 
 
 def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
-    """Record the size and SHA-256 of every file that a folder holds now; FileNotFoundError if one `written` is gone."""
+    """Record the size and SHA-256 of every file in a folder. Raise FileNotFoundError if one in `written` is missing."""
     for name in written:
         (folder / name).stat()
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
@@ -251,14 +242,14 @@ def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a folder has checksums; those written by others have none."""
+    """Whether a folder has checksums. Folders that other programs wrote have none."""
     return (folder / CHECKSUMS).is_file()
 
 
-def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, whole: bool = True) -> str | None:
-    """Return how a sealed folder was damaged, None if it was not.
+def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, check_hashes: bool = True) -> str | None:
+    """Describe the first damage of a sealed folder, or return None.
 
-    All files are looked at, or only those named; their bytes are read only if `whole`.
+    Check all files, or only those in `names`. Without `check_hashes`, only sizes are compared.
     """
     if not is_sealed(folder):
         return f"{CHECKSUMS} is missing"
@@ -269,7 +260,7 @@ def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, whol
             size = (folder / name).stat().st_size
             if size != sums["bytes"]:
                 return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
-            if whole and sha256_file(folder / name) != sums["sha256"]:
+            if check_hashes and sha256_file(folder / name) != sums["sha256"]:
                 return f"the SHA-256 of {name} has changed"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"

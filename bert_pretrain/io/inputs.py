@@ -1,4 +1,4 @@
-"""Inputs: any local path or URL opened for reading, and decompressed in bounded memory."""
+"""Open local paths and URLs for reading, and decompress them in bounded memory."""
 
 import bz2
 import contextlib
@@ -14,37 +14,35 @@ from bert_pretrain.io.files import is_url
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
-_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB; the header of a file can ask for gigabytes
-# File systems' names for what changes with a file, the best first.
-_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
+_MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB, but the header of a file can ask for gigabytes
 
 
 def open_input(location: str) -> BinaryIO:
-    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says."""
+    """Open a local path or fsspec URL for reading, decompressed according to its file extension."""
     try:
         return decompress(open_raw(location), location)
     except OSError as error:
-        remedy = "check that it exists and may be read"
+        remedy = "check that it exists and that you may read it"
         raise InputError(f"cannot open the input: {error}", where=location, remedy=remedy) from error
 
 
 def open_raw(location: str) -> BinaryIO:
-    """Open a local path or fsspec URL for reading its bytes as they are."""
+    """Open a local path or fsspec URL for reading, without decompression."""
     if not is_url(location):
         return open(location, "rb")
     import fsspec
 
-    with _reaching(location):
+    with _url_errors(location):
         stream = fsspec.open(location, "rb").open()
     return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _BUFFER_BYTES))
 
 
 @contextlib.contextmanager
-def _reaching(url: str) -> Iterator[None]:
+def _url_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # each file system has errors of its own
-        remedy = "check the address and access"
+    except Exception as error:  # every file system has different error types
+        remedy = "check the URL and your access rights"
         if isinstance(error, ImportError):
             remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
         what = f"cannot reach the URL: {str(error) or type(error).__name__}"
@@ -52,10 +50,10 @@ def _reaching(url: str) -> Iterator[None]:
 
 
 def matching_urls(url: str) -> list[str]:
-    """Return the URLs that match a pattern, in order, or the URL itself if it is none."""
+    """Return the sorted URLs that match a pattern, or the URL itself if it is not a pattern."""
     import fsspec
 
-    with _reaching(url):
+    with _url_errors(url):
         filesystem, path = fsspec.core.url_to_fs(url)
         paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
     if not paths:
@@ -64,21 +62,23 @@ def matching_urls(url: str) -> list[str]:
 
 
 def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it."""
+    """Return the size of a file in bytes or None, and an identifier that changes with its content or `""`."""
     import fsspec
 
-    with _reaching(url):
+    with _url_errors(url):
         filesystem, path = fsspec.core.url_to_fs(url)
         info = filesystem.info(path)
-    return info.get("size"), next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
+    # Names that file systems use, the most reliable first.
+    names = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
+    return info.get("size"), next((f"{name}:{info[name]}" for name in names if info.get(name)), "")
 
 
 class _RemoteStream(io.RawIOBase):
-    """A stream of fsspec with the interface of `io`, and `OSError` as its only error."""
+    """Wraps an fsspec stream in the interface of `io`, with `OSError` as its only error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        try:  # the stream of a server that cannot send a part of a file says it is seekable, and is not
+        try:  # `seekable()` is true even if the server cannot send a part of a file
             stream.seek(1)
             stream.seek(0)
             self._is_seekable = True
@@ -100,7 +100,7 @@ class _RemoteStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._stream.read(len(buffer))
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # every file system has different error types
             raise OSError(f"{type(error).__name__}: {error}") from error
         buffer[: len(data)] = data
         return len(data)
@@ -111,7 +111,7 @@ class _RemoteStream(io.RawIOBase):
 
 
 def decompress(raw: BinaryIO, location: str) -> BinaryIO:
-    """Return the content of an open file, decompressed in bounded memory as the ending of its location says."""
+    """Return the decompressed stream of an open file, according to the file extension of its location."""
     if location.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if location.endswith(".bz2"):
@@ -126,10 +126,10 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
 
 
 def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
-    """Yield the content; `lzma.LZMAFile` has no limit of memory, and ends at zeros between two streams."""
+    """Yield the content in blocks. `lzma.LZMAFile` has no memory limit and stops at zeros between two streams."""
     packed = raw.read(_BLOCK_BYTES)
     while packed:
-        decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+        decompressor = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES)
         while not decompressor.eof:
             if decompressor.needs_input and not (packed := packed or raw.read(_BLOCK_BYTES)):
                 raise EOFError("the compressed file ends too early")
@@ -138,17 +138,17 @@ def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
             except lzma.LZMAError as error:
                 if "Memory usage limit" not in str(error):
                     raise
-                what = f"decompressing needs more than {_XZ_MEMORY_BYTES >> 20} MiB of memory"
-                remedy = "compress it again with a smaller dictionary, such as that of xz -9"
+                what = f"decompression needs more than {_MAX_XZ_MEMORY_BYTES >> 20} MiB of memory"
+                remedy = "compress it again with a smaller dictionary, for example with xz -9"
                 raise InputError(what, where=location, remedy=remedy) from error
             packed = b""
-        packed = decompressor.unused_data.lstrip(b"\0")  # a further stream, after zeros that fill the first one up
+        packed = decompressor.unused_data.lstrip(b"\0")  # another stream may follow, after zero padding
         while not packed and (block := raw.read(_BLOCK_BYTES)):
             packed = block.lstrip(b"\0")
 
 
 def stream_of(file: BinaryIO, blocks: Iterator[bytes]) -> BinaryIO:
-    """Return a stream of the blocks that are made from those of a file, which is closed with it."""
+    """Return a stream over blocks of bytes that are read from `file`. Closing the stream closes the file."""
     return cast(BinaryIO, io.BufferedReader(_BlockStream(file, blocks), _BLOCK_BYTES))
 
 

@@ -1,8 +1,8 @@
-"""The manifest of an output folder, and whether a command may write there.
+"""Manifests and locks of output folders.
 
-A stage claims its folder with an identity: everything that changes the bytes it will write. During the work, the
-identity is in `manifest.partial.json`; `manifest.json` is written last and replaces it. So the same command again finds
-its work complete, or continues it, and another command is refused with the difference.
+A stage claims its folder with an identity: all values that change the bytes of its output. While it runs, the identity
+is in `manifest.partial.json`; `manifest.json` is written last and replaces it. The same command can therefore resume,
+or find that its output is complete, and a different command is refused with a list of the differences.
 """
 
 import contextlib
@@ -24,17 +24,14 @@ from bert_pretrain.io.files import LOCK, did_you_mean, is_bookkeeping, move_asid
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
-_INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
-"""Where `run` puts the output of each stage."""
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""Environment variables of torchrun and Slurm that count restarts of a process."""
-MAX_DIFFERENCES = 20
-_ABSENT = object()
-"""The value of a key that only the other of two dictionaries has."""
+_STAGE_COMMANDS = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}
+_STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}  # of the command `run`
+_MAX_DIFFERENCES = 20
+_ABSENT = object()  # marks a key that only one of two dictionaries has
 
 
 class Progress(Enum):
-    """How far a claimed output folder is."""
+    """State of a claimed output folder."""
 
     NEW = "new"
     INCOMPLETE = "incomplete"
@@ -43,16 +40,15 @@ class Progress(Enum):
 
 @functools.cache
 def library_versions() -> dict[str, str]:
-    """Return the versions of all libraries that can change the bytes of an output."""
+    """Return the versions of all libraries that can change the output."""
     names = ("pyarrow", "numpy", "tokenizers", "sentencex")
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Claim `folder` for a stage's output, and return how far the same command has already come there.
+    """Claim a folder that the caller has locked, and return its progress from earlier runs of the same command.
 
-    The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
-    output. With `overwrite` the old content is moved aside, manifest first.
+    `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside.
     """
     if overwrite:
         set_aside_once(folder, kind, identity)
@@ -61,64 +57,61 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
         folder.mkdir(parents=True, exist_ok=True)
         write_checked_json(folder / PARTIAL, _record(kind, identity))
     elif progress is Progress.COMPLETE:
-        (folder / PARTIAL).unlink(missing_ok=True)  # left by a command killed at its very end
+        (folder / PARTIAL).unlink(missing_ok=True)  # of a command that was killed at its very end
     return progress
 
 
 def set_aside_once(folder: Path, kind: str, identity: Mapping[str, Any]) -> None:
-    """Move the content of a folder aside for `--overwrite`; after a restart, only what another command wrote."""
+    """Move the content of a folder aside for `--overwrite`. After a restart, keep the output of the same command."""
     if is_restarted():
         with contextlib.suppress(UserError):
             if _progress(folder, kind, identity) is not Progress.NEW:
-                print("restarted: continues, without --overwrite")
+                print("restarted: resuming, --overwrite is ignored")
                 return
     set_aside(folder)
 
 
 def set_aside(folder: Path) -> None:
-    """Move the content of a folder to a new one next to it, if it has any."""
+    """Move the content of a folder, if any, to a new folder next to it."""
     if _content(folder):
         print(f"moved the old content to {move_aside(folder)}")
 
 
 def is_restarted() -> bool:
-    """Whether torchrun or Slurm has started this process again."""
-    return any(int(os.environ.get(name) or 0) for name in RESTARTS)
+    """Whether torchrun or Slurm has restarted this process."""
+    return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Return what `claim` would return, for a dry run: nothing is locked or written."""
-    check_output(folder, overwrite=overwrite)
+    """Return what `claim` would return, without locking or writing anything (for a dry run)."""
+    check_writable(folder)
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
 
 def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
     check_output(folder, overwrite=False)
-    record, present = _record(kind, identity), _content(folder)
-    if not present or (present == [PARTIAL] and read_json(folder / PARTIAL) != record):
-        return Progress.NEW  # empty, or only claimed by a command that failed before its first output
-    found = read_record(folder)
-    if changes := _differences({key: found.get(key) for key in record}, record):
-        if (more := len(changes) - MAX_DIFFERENCES) > 0:
-            changes[MAX_DIFFERENCES:] = [f"… and {more:,} more"]
-        raise OutputError(
-            f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
-            where=str(folder / (MANIFEST if MANIFEST in present else PARTIAL)),
-            remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
-        )
-    return Progress.COMPLETE if MANIFEST in present else Progress.INCOMPLETE
+    record, names = _record(kind, identity), _content(folder)
+    if not names or (names == [PARTIAL] and read_json(folder / PARTIAL) != record):
+        return Progress.NEW  # empty, or claimed by a command that failed before it wrote any output
+    old = read_record(folder)
+    if changes := _differences({key: old.get(key) for key in record}, record):
+        if (num_more := len(changes) - _MAX_DIFFERENCES) > 0:
+            changes[_MAX_DIFFERENCES:] = [f"… and {num_more:,} more"]
+        what = "\n    ".join([f"{folder} was written by another command or configuration:", *changes])
+        where = str(folder / (MANIFEST if MANIFEST in names else PARTIAL))
+        remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
+        raise OutputError(what, where=where, remedy=remedy)
+    return Progress.COMPLETE if MANIFEST in names else Progress.INCOMPLETE
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that cannot be written, or that no command of this package has written to."""
+    """Raise OutputError if a folder is not writable or has files that are not an output of this package."""
     check_writable(folder)
-    present = _content(folder)
-    if present and not overwrite and not {MANIFEST, PARTIAL} & set(present):
-        raise OutputError(
-            f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
-            where="--output",
-            remedy="name another folder, or add --overwrite (the old folder is moved aside)",
-        )
+    names = _content(folder)
+    if names and not overwrite and not {MANIFEST, PARTIAL} & set(names):
+        what = f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+        remedy = "use another folder, or add --overwrite (the old folder is moved aside)"
+        raise OutputError(what, where="--output", remedy=remedy)
 
 
 def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,71 +122,71 @@ def _content(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
 
 
-def note(folder: Path, body: Mapping[str, Any]) -> None:
-    """Add to a partial manifest what is known before the output is finished; the identity stays."""
+def update_partial(folder: Path, body: Mapping[str, Any]) -> None:
+    """Add values to the manifest of an unfinished output."""
     write_checked_json(folder / PARTIAL, {**read_json(folder / PARTIAL), **body})
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an output, the partial one of one that is not finished, or nothing where there is none."""
+    """Return the manifest of an output, partial if the output is unfinished, or an empty dictionary if it has none."""
     for name in (MANIFEST, PARTIAL):
         if (folder / name).exists():
-            found = read_json(folder / name)
-            return found if isinstance(found, dict) else {}
+            record = read_json(folder / name)
+            return record if isinstance(record, dict) else {}
     return {}
 
 
 def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-    """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
+    """Write `manifest.json`, the last file of a finished output, and remove the partial manifest."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
     write_checked_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
     (folder / PARTIAL).unlink(missing_ok=True)
 
 
 def reopen(folder: Path) -> None:
-    """Mark a complete output as incomplete again: a run that is extended, or damaged files that are written again."""
-    found = read_json(folder / MANIFEST)
-    write_checked_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
+    """Mark a complete output as incomplete, to extend a run or to replace damaged files."""
+    record = read_json(folder / MANIFEST)
+    write_checked_json(folder / PARTIAL, {key: record[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()
 
 
 def is_output(folder: Path) -> bool:
-    """Return whether a stage has written, or is writing, a folder."""
+    """Whether a folder is a finished or unfinished output of a stage."""
     try:
-        found = read_record(folder)
+        record = read_record(folder)
     except DataError:
         return False
-    return found.get("kind") in [*FORMAT_VERSIONS] and "identity" in found
+    return record.get("kind") in [*FORMAT_VERSIONS] and "identity" in record
 
 
 def may_hold_status(folder: Path) -> bool:
-    """Return whether a folder is ours, or nothing is there yet."""
+    """Whether a folder is an output, empty or missing."""
     return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
-    stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
-    remedy = did_you_mean(folder, _INSIDE_A_RUN[kind], MANIFEST) or f"name a folder that '{stage}' has written"
-    found = read_record(folder)
+    """Return the manifest of a finished output of a `kind` in FORMAT_VERSIONS. Raise DataError at `flag` otherwise."""
+    command = _STAGE_COMMANDS[kind]
+    remedy = did_you_mean(folder, _STAGE_FOLDERS[kind], MANIFEST) or f"name a folder that '{command}' wrote"
+    record = read_record(folder)
     if not folder.is_dir():
         what = f"there is no folder '{folder}'"
     elif (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
-        what, remedy = f"{folder} is unfinished", "run the command that writes it again; it continues"
+        what, remedy = f"{folder} is unfinished", "run the command that writes it again; it continues where it stopped"
     elif not (folder / MANIFEST).exists():
         what = f"{folder} has no {MANIFEST}"
-    elif found.get("kind") != kind:
-        what = f"{folder} holds {found.get('kind')!r}, not {kind!r}"
-    elif (version := found.get("format_version")) != FORMAT_VERSIONS[kind]:
-        what = f"{folder} has format version {version}, bert-pretrain {__version__} reads {FORMAT_VERSIONS[kind]}"
-        remedy = f"make it again with '{stage}' of this version"
+    elif record.get("kind") != kind:
+        what = f"{folder} is an output of kind {record.get('kind')!r}, not {kind!r}"
+    elif (version := record.get("format_version")) != FORMAT_VERSIONS[kind]:
+        what = f"{folder} has format version {version}, but bert-pretrain {__version__} reads {FORMAT_VERSIONS[kind]}"
+        remedy = f"make it again with '{command}' of this version"
     else:
-        return found
+        return record
     raise DataError(what, where=flag, remedy=remedy)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """List the differences of two JSON values, one line per leaf: `data.seed: 1 -> 2`."""
+    """List the differences between two JSON values, one line per leaf, such as `data.seed: 1 -> 2`."""
     if isinstance(old, list) and isinstance(new, list):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -206,15 +199,15 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder, made if needed, against a second process; the lock ends with the process, however it ends.
+    """Lock a folder against other processes, and create it if needed. The lock ends with the process.
 
-    Where another process has the lock, this one `waits` until that is done, or is refused.
+    If another process has the lock, wait for it with `waits`, otherwise raise OutputError.
     """
     lock, is_new = folder / LOCK, not folder.exists()
-    with contextlib.ExitStack() as opened:
-        file = opened.enter_context(_locked(folder, waits))
-        while not is_in_place(file, lock):  # the previous process removed it between our opening and locking it
-            file = opened.enter_context(_locked(folder, waits))
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_locked(folder, waits))
+        while not is_in_place(file, lock):  # the previous process removed the file after we opened it
+            file = stack.enter_context(_locked(folder, waits))
         try:
             yield
             if not is_in_place(file, lock):
@@ -232,24 +225,22 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which `exclusive` could not make its lock; nothing is made."""
-    if os.path.lexists(folder) and not folder.is_dir():  # also a link to nothing
+    """Raise OutputError if `exclusive` could not create its lock in a folder. Creates nothing."""
+    if os.path.lexists(folder) and not folder.is_dir():  # also true for a broken link
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        what = f"{nearest} is read-only, or not yours to write" if nearest.is_dir() else f"{nearest} is a file"
-        raise OutputError(
-            f"cannot write there: {what}", where=str(folder), remedy="name a folder that you may write to"
-        )
+        what = f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}"
+        raise OutputError(what, where=str(folder), remedy="name a folder that you may write to")
 
 
 def _locked(folder: Path, waits: bool) -> IO[str]:
-    """Open the lock of a folder, lock it and write into it who has it."""
+    """Open and lock the lock file of a folder, and write the id of this process into it."""
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         file = (folder / LOCK).open("a+")
-    except FileNotFoundError:  # the previous process removed the folder, in which it had written nothing
+    except FileNotFoundError:  # the previous process removed the folder because it wrote nothing
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
     try:
@@ -265,7 +256,8 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
-        what, remedy = "this file system has no locks", "name a folder on another, or mount it with locks (-o flock)"
+        what = "this file system does not support locks"
+        remedy = "name a folder on another file system, or mount this one with locks (-o flock)"
         raise OutputError(what, where=str(folder), remedy=remedy) from error
     file.truncate(0)
     file.write(f"{os.getpid()} on {platform.node()}")
@@ -274,7 +266,7 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether another process is writing a folder."""
+    """Whether another process has locked a folder."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -284,7 +276,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def is_in_place(file: IO[Any], path: Path) -> bool:
-    """Whether an open file is still the one of this name."""
+    """Whether an open file is still the file at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -292,9 +284,6 @@ def is_in_place(file: IO[Any], path: Path) -> bool:
 
 
 def moved_while_writing(folder: Path) -> OutputError:
-    """Return the error of an output folder that is no longer where the command writes it."""
-    return OutputError(
-        "the folder was moved or removed while the command was writing it",
-        where=str(folder),
-        remedy="put it back if it was moved, else remove what is left of it, and run the same command again",
-    )
+    """Return the error for an output folder that was moved away from a running command."""
+    remedy = "move it back or remove its remains, and run the same command again"
+    return OutputError("the folder was moved or removed during the command", where=str(folder), remedy=remedy)

@@ -1,7 +1,7 @@
-"""Tasks in parallel, on this machine or a cluster: results are yielded in the order of the tasks, with a progress bar.
+"""Run tasks in parallel, on this machine or a cluster, and yield the results in task order with a progress bar.
 
-Tasks are pure and write their own outputs, so it does not matter where, when or how often they run. The number of tasks
-submitted ahead of the consumer is bounded, so that results waiting for it cannot fill the memory.
+Tasks are pure functions that write separate outputs, so they may run anywhere, at any time and more than once. Only a
+bounded number of tasks is submitted ahead of the consumer, so waiting results cannot fill the memory.
 """
 
 import concurrent.futures
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD_PER_WORKER = 2
-"""Submitted behind the first unfinished task; a slow one delays the others only after that many."""
-_SILENCE_SECONDS = 60.0
-
+_TASKS_AHEAD_PER_WORKER = 2  # submitted past the first unfinished task, so that one slow task does not stop the rest
+_STALL_SECONDS = 60.0  # without a finished task, before the pool reports a reason
 
 Pool = Union["LocalPool", "Cluster"]
-"""Where tasks run."""
 
 
 def run_each(
@@ -47,13 +44,13 @@ def run_each(
     unit: str,
     weights: Sequence[float] | None = None,
 ) -> Iterator[Result]:
-    """Call `function` on every task and yield the results lazily, in the order of the tasks.
+    """Call `function` on every task and yield the results lazily, in task order.
 
-    Worker processes import `function` by its name, and get tasks by pickle. Each task counts in the progress bar by its
-    weight, 1 by default, of a unit; `B` is scaled to megabytes.
+    Worker processes import `function` by name and receive tasks as pickles. A task advances the progress bar by its
+    weight in `unit`, 1 by default; the unit `B` is scaled to megabytes.
 
-    `workers` is a pool, or a number of processes for this call only; 1 runs everything in this process. A caller that
-    may be interrupted while it holds a result opens a pool itself, which then stops at once.
+    `workers` is a pool, or the number of processes for this call only; 1 runs everything in this process. Callers that
+    may be interrupted while they hold a result should open a pool, which then stops immediately.
     """
     if isinstance(workers, int):
         with LocalPool(workers) as pool:
@@ -70,7 +67,7 @@ def run_each(
         try:
             yield from _run_on(workers, function, tasks, description, lambda index: bar.update(weights[index]))
         except BaseException as error:
-            # Tasks are pure and their outputs atomic, so an error or interruption need not wait for the rest.
+            # Outputs are atomic, so the remaining tasks can be dropped on an error or interruption.
             workers.stop()
             if explanation := workers.explain(error, description):
                 raise explanation from error
@@ -87,31 +84,30 @@ def _run_on(
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     handles: dict[int, Any] = {}
     results: dict[int, Result] = {}
-    first = submitted = 0
-    while first < len(tasks):
+    num_submitted = 0
+    for next_index in range(len(tasks)):
         window = _TASKS_AHEAD_PER_WORKER * pool.num_workers
-        for index in range(submitted, min(first + window, len(tasks))):
+        for index in range(num_submitted, min(next_index + window, len(tasks))):
             handles[index] = pool.submit(function, tasks[index], description)
             handles[index].add_done_callback(lambda _, index=index: done.put(index))
-            submitted = index + 1
-        while first not in results:
+            num_submitted = index + 1
+        while next_index not in results:
             try:
-                index = done.get(timeout=_SILENCE_SECONDS)
+                index = done.get(timeout=_STALL_SECONDS)
             except queue.Empty:
-                pool.look()
+                pool.report_stall()
                 continue
-            results[index] = handles.pop(index).result()  # an error ends everything, whichever task it comes from
+            results[index] = handles.pop(index).result()  # the first error of any task stops the run
             advance(index)
-        yield results.pop(first)
-        first += 1
+        yield results.pop(next_index)
 
 
 def open_pool(
     workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
 ) -> AbstractContextManager[Pool]:
-    """Return the pool for a command's flags, to be opened with `with`: processes, or the workers of a Dask scheduler.
+    """Return a context manager for the pool of a command: local processes or a Dask cluster.
 
-    All of them write to `folders`, which exist, and read `files`, which may be folders.
+    Tasks write to the existing `folders` and read `files`, which may include folders.
     """
     if scheduler is None:
         return LocalPool(workers or available_cores())
@@ -121,7 +117,7 @@ def open_pool(
 
 
 class LocalPool:
-    """Processes of this machine, started when first needed and kept for further calls."""
+    """A pool of processes on this machine, started on first use and kept for further calls."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -137,46 +133,44 @@ class LocalPool:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
-        """Submit one task; returns a future, of `concurrent.futures` or like it."""
+        """Submit one task and return its future, with the interface of `concurrent.futures.Future`."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
-        # Workers start here and inherit what is blocked: Ctrl-C is for the parent, also while they import.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Workers start here and inherit the signal mask: only the parent handles Ctrl-C, even while they import.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return self._executor.submit(function, task)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
-        """Return the user error behind an error of the pool itself, None for a task's own."""
+        """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
         if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
             return None
-        return UserError(
-            "a worker process was killed from outside, usually by the system for lack of memory",
-            where=description,
-            remedy="run the same command again with fewer --workers; it continues where it stopped",
-        )
+        what = "a worker process was killed, usually by the system because memory ran out"
+        remedy = "run the same command again with fewer --workers; it continues where it stopped"
+        return UserError(what, where=description, remedy=remedy)
 
-    def look(self) -> None:
-        """Report what is wrong when no task has finished for a while: nothing, as a worker's end is noticed at once."""
+    def report_stall(self) -> None:
+        """Say why no task has finished for a while. Does nothing here: the executor raises when a worker dies."""
 
     def stop(self) -> None:
-        """Cancel all submitted tasks at once; the pool is not used again."""
+        """Cancel all submitted tasks immediately. The pool cannot be used again."""
         if self._executor is None:
             return
-        # The executor's own processes, and no others that the caller may have started.
+        # `multiprocessing.active_children` would also return processes that the caller started.
         for worker in list((self._executor._processes or {}).values()):
             worker.kill()
-        # Half a result of a killed worker would be waited for as long as this process could write the rest.
+        # A killed worker may leave half a result; the reader waits for the rest while a writer is open.
         results: Any = self._executor._result_queue
         results._writer.close()
 
 
 def _start_worker() -> None:
-    """Make a worker use one core, and end with its parent."""
+    """Limit a worker process to one core and to the lifetime of its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # The bars of libraries would make a lock for several processes, a semaphore that a worker which is killed leaves.
+    # By default tqdm makes a multiprocessing lock, a semaphore that a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -189,7 +183,7 @@ def _exit_with(sentinel: int) -> None:
 
 
 class _Lines:
-    """A file that is no terminal: every state of a bar is a line of its own, so that nothing else is on it."""
+    """Wraps a file that is not a terminal, and writes every update of a progress bar on a separate line."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -198,12 +192,12 @@ class _Lines:
         return getattr(self._file, name)
 
     def write(self, text: str) -> None:
-        if line := text.replace("\x1b[A", "").strip():  # tqdm moves up to outer bars
+        if line := text.replace("\x1b[A", "").strip():  # the escape code with which tqdm moves up to an outer bar
             self._file.write(f"{line}\n")
 
 
 def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
-    """Return a tqdm bar with the given options, perhaps over items."""
+    """Return a tqdm progress bar for a terminal or a log file; `options` are those of tqdm."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
     return tqdm(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)

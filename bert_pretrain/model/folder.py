@@ -32,7 +32,7 @@ _REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGH
 
 def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
     """Return the damage of a model written by `save_tensors`, or None. Without `verify_hashes`, compare only sizes."""
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=verify_hashes)
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, check_hashes=verify_hashes)
 
 
 def check_model(folder: Path, flag: str, *, verify_hashes: bool = True) -> None:

@@ -97,7 +97,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
     is_main, record = run.dist_context.is_main, _manifest_record(run)
     if is_main:
         write_text(run.output / "config.yaml", dump_yaml(run.config))
-        manifest.note(run.output, record)
+        manifest.update_partial(run.output, record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
 

@@ -1,4 +1,4 @@
-"""Files that are read back are what was written: any flipped bit is one message, and so is JSON that is no JSON."""
+"""JSON with checksums and sealed folders: flipped bits are detected, and unreadable JSON is a DataError."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, is_sealed, read_
 
 
 def flips(content: bytes) -> list[bytes]:
-    """Return the content with one bit flipped: one bit of every byte, another in turn."""
+    """Return copies of the content, each with one bit of another byte flipped."""
     return [content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(len(content))]
 
 
-def test_no_flipped_bit_changes_what_a_checked_file_says(tmp_path: Path) -> None:
+def test_flipped_bit_never_changes_value_of_checked_json(tmp_path: Path) -> None:
     value = {"used_seconds": 90.5, "name": "größer", "parts": [[0, 80], [80, 90]], "more": {"2": None, "10": 1e-12}}
     path, refused = tmp_path / "file.json", 0
     write_checked_json(path, value)
@@ -23,16 +23,16 @@ def test_no_flipped_bit_changes_what_a_checked_file_says(tmp_path: Path) -> None
     for content in flips(path.read_bytes()):
         path.write_bytes(content)
         try:
-            found = read_json(path)
+            loaded = read_json(path)
         except DataError:
             refused += 1
         else:
-            assert {key: found.get(key) for key in value} == value  # the bit was of the name of the checksum
+            assert {key: loaded.get(key) for key in value} == value  # the bit was in the key of the checksum
     assert refused > 0.9 * path.stat().st_size
 
 
 @pytest.mark.parametrize("text", ["[" * 200 + "]" * 200, '{"a":' * 99_999, "", '"\ud800', " " * (1 << 20) + "{}", None])
-def test_json_of_others_has_no_checksum_and_is_read_up_to_a_size_and_depth(tmp_path, monkeypatch, text) -> None:
+def test_json_without_checksum_is_limited_in_size_and_depth(tmp_path, monkeypatch, text) -> None:
     monkeypatch.setattr(files, "MAX_JSON_BYTES", 1 << 20)
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "bert"}')
@@ -43,14 +43,14 @@ def test_json_of_others_has_no_checksum_and_is_read_up_to_a_size_and_depth(tmp_p
     assert caught.value.where == str(path)
 
 
-def test_every_damage_of_a_sealed_folder_is_found_and_none_of_the_checksums_hides_it(tmp_path: Path) -> None:
+def test_damage_of_sealed_folder_or_its_checksums_is_detected(tmp_path: Path) -> None:
     for name in ("weights", "config"):
         (tmp_path / name).write_bytes(name.encode() * 3)
     with pytest.raises(FileNotFoundError, match="gone"):
         seal_folder(tmp_path, ("weights", "gone"))
     assert not is_sealed(tmp_path)
     seal_folder(tmp_path)
-    (tmp_path / "README.md").write_text("a card of one's own")
+    (tmp_path / "README.md").write_text("another card")
     assert damage_of_folder(tmp_path) is None
     for path in (tmp_path / "weights", tmp_path / "config"):
         content = path.read_bytes()

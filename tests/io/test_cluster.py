@@ -1,4 +1,4 @@
-"""A real Dask cluster on loopback: the same bytes although a worker dies, and one message for what cannot work."""
+"""A real Dask cluster on loopback: a worker may die without changing the output, and mistakes are one message."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_s
 
 
 class LoopbackCluster:
-    """A scheduler and its workers, each a process of its own."""
+    """A scheduler and its workers in separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,8 +38,8 @@ class LoopbackCluster:
         self.address = str(json.loads(note.read_text())["address"])
 
     def add_worker(self, **options: object) -> "subprocess.Popen[bytes]":
-        place = ["--local-directory", str(self.folder / f"worker{len(self.processes)}"), "--memory-limit", "0"]
-        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-nanny", *place, **options)
+        storage = ["--local-directory", str(self.folder / f"worker{len(self.processes)}"), "--memory-limit", "0"]
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-nanny", *storage, **options)
 
     def _start(self, module: str, *arguments: str, **options: object) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
@@ -62,7 +62,7 @@ def loopback(tmp_path: Path) -> Iterator[LoopbackCluster]:
     running.close()
 
 
-def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
+def test_output_is_the_same_after_loss_of_a_worker(
     loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path, monkeypatch
 ) -> None:
     doomed, _ = loopback.add_worker(), loopback.add_worker()
@@ -77,14 +77,14 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
 
     watcher = threading.Thread(target=lose_a_worker)
     watcher.start()
-    monkeypatch.chdir(tmp_path)  # relative paths, as people type them: the workers run elsewhere
+    monkeypatch.chdir(tmp_path)  # relative paths, while the workers run in another folder
     make_data(config, ["a.txt"], Path(os.path.relpath(vocab_folder)), Path("data"), scheduler=loopback.address)
     watcher.join()
     assert is_late == [False]
     here = make_data(config, ["a.txt"], vocab_folder, tmp_path / "here" / "data", workers=1)
     assert digests(output) == digests(here)
 
-    # A worker of another version, and then a mistake of a task: one message each.
+    # A worker of another version and an error in a task are one message each.
     shutil.copytree(REPOSITORY / "bert_pretrain", tmp_path / "other" / "bert_pretrain")
     (tmp_path / "other" / "bert_pretrain" / "__init__.py").write_text('__version__ = "0.0.7"\n')
     odd = loopback.add_worker(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "other")})
@@ -101,19 +101,19 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_one_message(
+def test_waits_for_workers_and_reports_a_dead_scheduler(
     loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path, capsys
 ) -> None:
-    def come_and_die() -> None:
+    def add_worker_and_kill_scheduler() -> None:
         time.sleep(1)
         loopback.add_worker()
         wait_until(lambda: num_shards(tmp_path / "data") >= 5)
         loopback.processes[0].kill()
 
-    watcher = threading.Thread(target=come_and_die)
+    watcher = threading.Thread(target=add_worker_and_kill_scheduler)
     watcher.start()
     config = load_config(settings=SETTINGS)
-    with pytest.raises(DataError, match="the scheduler is gone"):
+    with pytest.raises(DataError, match="the scheduler stopped"):
         make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", scheduler=loopback.address)
     watcher.join()
     assert "waiting for workers" in capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_o
         ("silent", {}, "cannot reach a scheduler"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_one_message(address, settings, part, monkeypatch) -> None:
+def test_unusable_address_is_one_message(address, settings, part, monkeypatch) -> None:
     import dask
 
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.3)
@@ -139,7 +139,7 @@ def test_an_address_that_cannot_be_used_is_one_message(address, settings, part, 
             cluster.connect(address, folders=[], files=[]).__enter__()
 
 
-def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
+def test_worker_reports_differences(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     expectation = Expectation.of([str(tmp_path)], [str(tmp_path / "a.txt"), str(tmp_path)])
     assert cluster.difference(expectation) is None

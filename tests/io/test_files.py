@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all, whatever happens to the writer; locks end with their process."""
+"""Atomic writes and locks survive failed and killed processes."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def names(folder: Path) -> set[str]:
 
 
 def run_until_ready(code: str, *arguments: object) -> "subprocess.Popen[str]":
-    """Start Python on `code`; returns when it has printed `ready`."""
+    """Start Python with `code` and wait until it prints `ready`."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -41,7 +41,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_failed_writer_leaves_what_was_there_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
+def test_failed_write_keeps_old_content(tmp_path: Path, failure: type[BaseException]) -> None:
     write_text(tmp_path / "file", "old")
     for name in ("old", "new"):
         with atomic_folder(tmp_path / "folder") as temporary:
@@ -61,9 +61,9 @@ def test_a_failed_writer_leaves_what_was_there_and_nothing_else(tmp_path: Path, 
     assert names(tmp_path) == {"file", "folder"}
 
 
-def test_what_a_killed_writer_leaves_is_hidden_and_removed(tmp_path: Path) -> None:
+def test_temporaries_of_killed_writer_are_removed(tmp_path: Path) -> None:
     writers = [atomic_path(tmp_path / "file"), atomic_folder(tmp_path / "folder")]
-    for writer in writers:  # entered and never left, as by a process that is killed
+    for writer in writers:  # never exited, as in a killed process
         path = writer.__enter__()
         (path / "a" if path.is_dir() else path).write_text("half")
     assert len(names(tmp_path)) == 2
@@ -90,7 +90,7 @@ with files.atomic_folder(pathlib.Path(sys.argv[1])) as temporary:
 
 
 @pytest.mark.parametrize("again", ["remove_temporaries", "atomic_folder"])
-def test_a_kill_while_a_folder_is_replaced_leaves_the_old_one(tmp_path: Path, again: str) -> None:
+def test_kill_during_replacement_keeps_old_folder(tmp_path: Path, again: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "a").write_text("old")
@@ -116,23 +116,23 @@ with exclusive(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Path) -> None:
+def test_lock_excludes_other_processes_and_ends_with_its_process(tmp_path: Path) -> None:
     folder = tmp_path / "output"
     process = run_until_ready(LOCK, folder)
     with pytest.raises(OutputError, match="another process"), exclusive(folder):
-        pytest.fail("two processes hold one folder")
+        pytest.fail("two processes have the lock")
     kill(process)
     with exclusive(folder):
         assert names(folder) == {".lock"}
     assert not names(folder)
 
 
-def test_the_name_of_a_file_that_is_not_utf8_comes_back(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_round_trips(tmp_path: Path) -> None:
     value = {"name": os.fsdecode(b"caf\xe9.txt"), "other": "天"}
     for write in (write_json, write_checked_json):
         write(tmp_path / "a.json", value)
         assert read_json(tmp_path / "a.json") == value
     write_text(tmp_path / "card.md", value["name"])
     assert (tmp_path / "card.md").read_text() == r"caf\udce9.txt"
-    with pytest.raises(ConfigError, match="not UTF-8"):  # a YAML file could not hold it
+    with pytest.raises(ConfigError, match="not UTF-8"):  # YAML cannot represent it
         load_config(None, (), {"inputs": ("INPUT", [value["name"]])})

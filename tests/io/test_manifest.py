@@ -1,4 +1,4 @@
-"""Output folders: the same command goes on, another one is refused with the difference, nothing is lost."""
+"""Output folders: the same command continues, another command is refused with the differences, nothing is lost."""
 
 import os
 from pathlib import Path
@@ -15,10 +15,10 @@ from bert_pretrain.io.manifest import (
     complete,
     exclusive,
     library_versions,
-    note,
     read_manifest,
     read_record,
     reopen,
+    update_partial,
 )
 from tests.conftest import digests
 
@@ -39,15 +39,15 @@ def unfinished(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
+def test_progress_is_new_then_incomplete_then_complete(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / f".{PARTIAL}.123.tmp").write_text("{")  # of a killed writer
-    # A claim without any output is in nobody's way: the command failed at once, for example for a wrong value.
+    # A claim without output does not block another command.
     for identity in (OTHER, IDENTITY):
         assert claim(folder, "data", identity) is Progress.NEW
         assert claim(folder, "data", identity) is Progress.INCOMPLETE
-    note(folder, {"length": 1})
-    note(folder, {"length": 2})  # of the command that goes on
+    update_partial(folder, {"length": 1})
+    update_partial(folder, {"length": 2})  # when the command is resumed
     assert read_record(folder)["length"] == 2
     complete(folder, "data", IDENTITY, {"splits": {}})
     assert claim(folder, "data", IDENTITY) is Progress.COMPLETE
@@ -57,7 +57,7 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
     assert claim(folder, "data", IDENTITY) is Progress.INCOMPLETE
 
 
-def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
+def test_broken_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "nothing")
     with pytest.raises(OutputError, match="is a file"):
         check_writable(tmp_path / "out")
@@ -73,8 +73,8 @@ def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
         ("data", {**IDENTITY, "data": "ab" * 32}, "data: "),
     ],
 )
-def test_every_kind_of_difference_is_refused_with_its_key(unfinished, kind, identity, line) -> None:
-    if kind == "data":  # of a finished output as well
+def test_different_identity_is_refused_with_its_key(unfinished, kind, identity, line) -> None:
+    if kind == "data":  # also for finished outputs
         complete(unfinished, "data", IDENTITY, {})
     before = digests(unfinished)
     with pytest.raises(OutputError) as caught:
@@ -84,8 +84,8 @@ def test_every_kind_of_difference_is_refused_with_its_key(unfinished, kind, iden
     assert digests(unfinished) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_of_others_is_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_folder_without_write_permission_is_refused(folder: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="cannot write there"):
         check_writable(folder)
@@ -99,7 +99,7 @@ def test_a_folder_of_others_is_refused_before_any_work(folder: Path, tmp_path: P
         (MANIFEST, '{"kind": "data"}'),
     ],
 )
-def test_a_folder_with_something_else_is_refused(folder: Path, name: str, content: str) -> None:
+def test_folder_with_other_content_is_refused(folder: Path, name: str, content: str) -> None:
     (folder / "train").mkdir(parents=True)
     (folder / name).write_text(content)
     with pytest.raises((OutputError, DataError)):
@@ -107,14 +107,14 @@ def test_a_folder_with_something_else_is_refused(folder: Path, name: str, conten
     assert (folder / name).read_text() == content
 
 
-def test_overwrite_moves_everything_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overwrite_moves_old_content_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = digests(unfinished)
     with exclusive(unfinished):
         for identity in (OTHER, IDENTITY):
             assert claim(unfinished, "data", identity, overwrite=True) is Progress.NEW
             (unfinished / "a").write_text(str(identity))
             with pytest.raises(OutputError), exclusive(unfinished):
-                pytest.fail("moving aside let go of the lock")
+                pytest.fail("the lock was lost")
     first, second = sorted(path for path in unfinished.parent.iterdir() if path != unfinished)
     assert digests(first) == before
     assert (second / "a").read_text() == str(OTHER)

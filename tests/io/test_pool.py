@@ -1,4 +1,4 @@
-"""The pool of processes: results in order, errors handed on, and nobody left behind after an interruption."""
+"""The process pool: results in order, errors raised in the parent, no processes left after an interruption."""
 
 import multiprocessing
 import os
@@ -24,25 +24,25 @@ def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int |
 
 
 def square(number: int) -> tuple[int, set[int]]:
-    time.sleep(0.05 * (3 - number % 3))  # so that they do not end in the order they began
+    time.sleep(0.05 * (3 - number % 3))  # later tasks finish earlier
     return number * number, signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
-def stumble(path: Path) -> None:
+def fail_at_1(path: Path) -> None:
     if path.name == "1":
         raise UserError("no", where="task 1", remedy="none")
     time.sleep(20)
     path.touch()
 
 
-def die(number: int) -> int:
+def kill_worker_at_1(number: int) -> int:
     if number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_order_the_work_keeps_a_little_ahead_and_ctrl_c_reaches_no_worker(tmp_path, workers) -> None:
+def test_results_are_ordered_and_lazy_and_workers_ignore_ctrl_c(tmp_path, workers) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     blocked = before if workers == 1 else {signal.SIGINT}
     tasks = [tmp_path / str(number) for number in range(12)]
@@ -59,12 +59,12 @@ def test_results_come_in_order_the_work_keeps_a_little_ahead_and_ctrl_c_reaches_
     assert multiprocessing.active_children() == []
 
 
-def test_an_error_of_one_task_ends_the_others_at_once(tmp_path: Path) -> None:
+def test_error_in_one_task_stops_the_others(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no"):
-        run_all(stumble, [tmp_path / str(number) for number in range(4)], workers=2)
+        run_all(fail_at_1, [tmp_path / str(number) for number in range(4)], workers=2)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="killed"):
-        run_all(die, range(4), workers=2)
+        run_all(kill_worker_at_1, range(4), workers=2)
     assert multiprocessing.active_children() == []
 
 
@@ -72,7 +72,7 @@ WORK = """
 import os, time
 from bert_pretrain.io.pool import run_each
 def work(name):
-    os.write(1, b'%d\\n' % os.getpid())  # at once: workers share the pipe
+    os.write(1, b'%d\\n' % os.getpid())  # one write, because the workers share the pipe
     time.sleep(120)
 if __name__ == '__main__':
     list(run_each(work, [1, 2], workers=2, description='test', unit='task'))
@@ -80,17 +80,17 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_exit_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(WORK)
     command = [sys.executable, str(tmp_path / "script.py")]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(number)
-    parent.communicate(timeout=180)  # to the end of the output, which the workers hold too
+    parent.communicate(timeout=180)  # waits until the workers close the pipe too
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
-def test_a_process_that_is_limited_to_one_core_counts_one() -> None:
+def test_available_cores_respects_affinity() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
@@ -100,7 +100,7 @@ def test_a_process_that_is_limited_to_one_core_counts_one() -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkeypatch, is_terminal: bool) -> None:
+def test_progress_bar_on_terminal_and_in_log_file(capsys, monkeypatch, is_terminal: bool) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     with progress_bar(total=3, desc="work", unit="step") as bar, progress_bar(total=2, desc="inner", leave=False):
@@ -118,7 +118,7 @@ def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkey
 
 
 @pytest.mark.parametrize(("content", "cores"), [("max 100000", 3), ("150000 100000", 2), ("1000 100000", 1), ("", 3)])
-def test_a_container_may_limit_the_cores(tmp_path: Path, monkeypatch, content: str, cores: int) -> None:
+def test_available_cores_respects_cgroup_quota(tmp_path: Path, monkeypatch, content: str, cores: int) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     (tmp_path / "cpu.max").write_text(f"{content}\n")
     assert available_cores(tmp_path / "cpu.max") == cores
