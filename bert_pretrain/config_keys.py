@@ -124,14 +124,28 @@ def _plain_number(value: object) -> object:
     return yaml.safe_load(str(value)) if is_number else value
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes Unicode line separators as escapes, because PyYAML reads them as blanks."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, '"' if re.search("[\x85\u2028\u2029]", text) else None
+    ),
+)
+
+
 def dump_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML from which `load_config` restores the same values."""
-    return yaml.safe_dump(as_values(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(as_values(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def inline_yaml(value: object) -> str:
     """Return a value as YAML on one line."""
-    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)[1:-2]
+    return yaml.dump(
+        [value], Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
+    )[1:-2]
 
 
 def as_commented_yaml(config: Config) -> str:

@@ -52,7 +52,7 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield each record of a source in any format but `.txt`, with its position.
 
-    Tables are read by `columns`, at least one of which must exist, or completely if none are given. Invalid UTF-8 is
+    Tables are read by `columns`, and at least one of these must exist; without `columns` all are read. Invalid UTF-8 is
     repaired unless `strict`. For CSV and TSV, `header` replaces the first row, and `any_width` allows longer rows.
     Records above `max_bytes` raise an InputError, except in `datasets`.
     """

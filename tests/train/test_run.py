@@ -155,7 +155,7 @@ def test_vocabulary_with_other_words_is_rejected(
         fit(data=other)
     uses = (lambda: fit(init_from=model), lambda: fit(teacher=str(model)))
     for use in (*uses, lambda: evaluate(model, data_folder, config=tiny().train)):
-        with pytest.raises(DataError, match="that of the data"):
+        with pytest.raises(DataError, match="differs from the vocabulary of the data"):
             use()
 
 
