@@ -142,8 +142,8 @@ class VocabConfig(_Section):
     `handle_chinese_chars` and `limit_alphabet` then have no effect."""
     size: Annotated[int, Field(ge=6), _ParseInteger] = 30522
     """Maximum number of tokens in the vocabulary, including special and unused tokens."""
-    lowercase: bool = True
-    """Lowercase the text before tokenization."""
+    lowercase: bool | None = None
+    """Lowercase the text before tokenization; null: in English and Chinese, as in BERT; other languages keep case."""
     strip_accents: bool | None = None
     """Remove accents; null: remove them from lowercased text like BERT, unless the text shows that they matter."""
     handle_chinese_chars: bool = True

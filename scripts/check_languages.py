@@ -34,8 +34,8 @@ from bert_pretrain.vocab.wordpiece import choose_alphabet, train_wordpiece
 
 SETTINGS: dict[str, dict[str, bool]] = {
     "default": {},
-    "stripped": {"strip_accents": True},
-    "kept": {"strip_accents": False},
+    "lowercase": {"lowercase": True},
+    "stripped": {"lowercase": True, "strip_accents": True},
     "cased": {"lowercase": False},
 }
 # ISO 639-3 codes of the text whose language py3langid knows by another code: members of a macrolanguage.
@@ -44,7 +44,7 @@ MEMBER_OF = {
     "zlm": "ms", "swh": "sw", "uzn": "uz", "azj": "az", "khk": "mn", "npi": "ne", "als": "sq", "plt": "mg", "quz": "qu",
     "pbu": "ps", "ckb": "ku", "kmr": "ku", "ydd": "yi", "ory": "or",
 }  # fmt: skip
-ONE_LANGUAGE = [{"sr", "hr", "bs"}]  # Serbo-Croatian
+ONE_LANGUAGE = [{"sr", "hr", "bs"}, {"el", "grc"}]  # Serbo-Croatian; Greek in polytonic spelling
 
 
 def main() -> None:

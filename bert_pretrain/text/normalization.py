@@ -14,9 +14,9 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
-STRIPPED_BY_BERT = ("en", "zh")  # languages of Google's uncased and Chinese models, which strip accents
+UNCASED_LANGUAGES = ("en", "zh")  # languages of BERT's own uncased and Chinese models, which also strip accents
 # Accents are kept if stripping changes a larger share of running words, or makes a larger share of distinct words equal
-# to another one. Text in the languages of STRIPPED_BY_BERT has some tenths of a per cent of words with accents.
+# to another one. Text in the languages of UNCASED_LANGUAGES has some tenths of a per cent of words with accents.
 MAX_CHANGED_WORDS, MAX_CHANGED_AS_BERT, MAX_MERGED_WORDS = 0.01, 0.05, 0.001
 # Text is cut into clusters if enough of its letters are in scripts without blanks, and enough of these in words of more
 # than LONG_WORD characters. Unsegmented text has 0.58 to 0.94 of them in such words.
@@ -84,7 +84,7 @@ def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
 
 def keeps_accents(loss: AccentLoss, language: str) -> bool:
     """Whether `vocab.strip_accents: null` keeps accents in text with this language and loss."""
-    if language in STRIPPED_BY_BERT:
+    if language in UNCASED_LANGUAGES:
         return loss.changed > MAX_CHANGED_AS_BERT
     return loss.changed > MAX_CHANGED_WORDS or loss.merged > MAX_MERGED_WORDS
 

@@ -1,6 +1,7 @@
 """Normalization of counted chunks to counted words, by rules that depend on the language.
 
-`vocab.strip_accents: null` is resolved from the counts, and the losses of normalization are reported.
+`vocab.lowercase: null` is resolved from the language, and `vocab.strip_accents: null` from the language and the counts.
+The losses of normalization are reported.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from unicodedata import name
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.text.normalization import (
     MAX_CHANGED_WORDS,
+    UNCASED_LANGUAGES,
     AccentLoss,
     accent_loss,
     is_unspaced,
@@ -28,7 +30,7 @@ class NormalizedWords:
 
     training: Counter[str]
     held_out: Counter[str]
-    config: VocabConfig  # with `strip_accents` resolved: None strips accents as BERT does, False keeps them
+    config: VocabConfig  # resolved; `strip_accents: None` now means the same as `lowercase`
     split_clusters: bool
     metrics: dict[str, Any]  # of the normalization, for the manifest
 
@@ -44,21 +46,28 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     if config.tokens == "words":
         training, held_out = (count_words(chunks, config) for chunks in (counts.training, counts.held_out))
         return NormalizedWords(training, held_out, config, False, {})
+    language_decides = config.lowercase is None
+    lowercase = language in UNCASED_LANGUAGES if config.lowercase is None else config.lowercase
+    config = config.model_copy(update={"lowercase": lowercase})
     ascii_chunks = {chunk: count for chunk, count in counts.training.items() if chunk.isascii()}
     others = {chunk: count for chunk, count in counts.training.items() if not chunk.isascii()}
     ascii_words = count_words(ascii_chunks, config)  # independent of accents and clusters
     keeping = config.model_copy(update={"strip_accents": False})
     with_accents = ascii_words + count_words(others, keeping)
-    loss = accent_loss(with_accents, lowercase=config.lowercase)
+    if language_decides and not lowercase and any(word != word.lower() for word in with_accents):
+        print("case is kept, as in all languages but English and Chinese; --lowercase lowercases the text")
+    loss = accent_loss(with_accents, lowercase=lowercase)
     split_clusters = is_unspaced(with_accents) if old is None else old.split_clusters
-    strips = config.lowercase if config.strip_accents is None else config.strip_accents
-    if old is None and config.strip_accents is None and config.lowercase and keeps_accents(loss, language):
+    strips = lowercase if config.strip_accents is None else config.strip_accents
+    keeps = keeps_accents(loss, language) if lowercase else language_decides
+    if old is None and config.strip_accents is None and keeps:
         config, strips = keeping, False
     training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
     removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})
     metrics = {
         "language": language,
+        "lowercase": lowercase,
         "strip_accents": strips,
         "split_clusters": split_clusters,
         "words_that_stripping_changes": loss.changed,

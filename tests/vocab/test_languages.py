@@ -43,6 +43,23 @@ def test_accents_are_kept_if_stripping_changes_many_words(language: str, tmp_pat
     assert not normalization["strip_accents"]
 
 
+GERMAN = "Am Abend ging der alte Müller durch das Dorf und grüßte die Leute vor ihren Häusern. "
+
+
+def test_only_english_and_chinese_are_lowercased_by_default(tmp_path: Path, capsys) -> None:
+    for language, text, is_lowercase in (("de", GERMAN, False), ("en", ENGLISH, True), ("zh", "今天天气 OK。", True)):
+        folder = tmp_path / language
+        tokenizer = make(text, language, folder)
+        assert tokenizer.settings["do_lower_case"] is is_lowercase
+        assert ("case is kept" in capsys.readouterr().out) is not is_lowercase
+        theirs = AutoTokenizer.from_pretrained(folder / "vocab")
+        assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode_text(text)
+    assert {"Müller", "Dorf", "Häusern"} <= set(Tokenizer.load(tmp_path / "de" / "vocab").tokens)
+    lowercase = make(GERMAN, "de", tmp_path / "lower", "vocab.lowercase=yes")
+    assert lowercase.settings["do_lower_case"]
+    assert {"müller", "häusern"} <= set(lowercase.tokens)
+
+
 def test_accents_of_english_are_stripped_and_reported(tmp_path: Path, capsys) -> None:
     tokenizer = make(ENGLISH + "one two three four five six seven " * 20, "en", tmp_path)
     assert tokenizer.settings["strip_accents"] is None
@@ -86,7 +103,7 @@ def test_only_unsegmented_scripts_without_blanks_are_cut_into_clusters(language:
 
 
 @pytest.mark.parametrize("language", list(TEXTS))
-@pytest.mark.parametrize("setting", ["vocab.strip_accents=yes", "vocab.strip_accents=no", "vocab.lowercase=no"])
+@pytest.mark.parametrize("setting", ["vocab.strip_accents=yes", "vocab.strip_accents=no", "vocab.lowercase=yes"])
 def test_ids_equal_transformers(language: str, setting: str, tmp_path: Path) -> None:
     tokenizer = make(TEXTS[language], language, tmp_path, setting)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "vocab")
