@@ -17,6 +17,7 @@ from pathlib import Path
 from pydoc_data import topics
 
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
+DOCUMENTED_NODES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documents() -> Iterator[str]:
@@ -35,9 +36,8 @@ def docstrings(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
-                yield inspect.cleandoc(text)
+        if isinstance(node, DOCUMENTED_NODES) and (text := ast.get_docstring(node)):
+            yield inspect.cleandoc(text)
 
 
 def main() -> None:
