@@ -1,4 +1,4 @@
-"""Tests of the GPU check: its tables, its scheduler and its profile. A slow test runs all parts in small sizes on CPU."""
+"""Tests of the GPU check: its tables, scheduler and profile. A slow test runs all parts in small sizes on CPU."""
 
 import json
 import os
