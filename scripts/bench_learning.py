@@ -17,7 +17,6 @@ padded batches of 64 examples of 128 tokens, 30,522 tokens, AdamW, peak learning
 """
 
 import argparse
-import contextlib
 import hashlib
 import itertools
 import json
@@ -45,18 +44,11 @@ from bert_pretrain.train import hardware
 SPLITS = {"dev": 0.01, "test": 0.02, "validation": 0.003}
 DATA_SECTIONS = ("data.", "vocab.")  # settings of the data stages
 BASE = {
-    "data.max_seq_length": "64",
-    "data.dupe_factor": "1",
-    "data.masking": "dynamic",
-    "model.max_position_embeddings": "64",
-    "model.hidden_dropout_prob": "0",
-    "model.attention_probs_dropout_prob": "0",
-    "train.global_batch_size": "32",
-    "train.optimizer": "muon",
-    "train.peak_lr": "3e-3",
-    "train.warmup_ratio": "0.05",
+    "data.max_seq_length": "64", "data.dupe_factor": "1", "data.masking": "dynamic",
+    "model.max_position_embeddings": "64", "model.hidden_dropout_prob": "0", "model.attention_probs_dropout_prob": "0",
+    "train.global_batch_size": "32", "train.optimizer": "muon", "train.peak_lr": "3e-3", "train.warmup_ratio": "0.05",
     "train.weight_decay": "0.01",
-}
+}  # fmt: skip
 # Changes to `BASE`. Model size, vocabulary size and batch size are flags.
 VARIANTS: dict[str, dict[str, str]] = {
     "base": {},
@@ -69,11 +61,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "no-nsp": {"data.next_sentence": "none"},
     "dropout": {"model.hidden_dropout_prob": "0.1", "model.attention_probs_dropout_prob": "0.1"},
     "length-128": {
-        "data.max_seq_length": "128",
-        "model.max_position_embeddings": "128",
-        "train.global_batch_size": "16",
+        "data.max_seq_length": "128", "model.max_position_embeddings": "128", "train.global_batch_size": "16",
     },
-}
+}  # fmt: skip
 BASELINE_BATCH, BASELINE_LENGTH, BASELINE_VOCAB_SIZE = 64, 128, 30522
 BASELINE_LR, BASELINE_WEIGHT_DECAY, BASELINE_WARMUP_SHARE = 5e-4, 0.01, 0.06
 BASELINE_LAYERS, BASELINE_HIDDEN = 4, 256
@@ -106,14 +96,10 @@ class Run:
             key, is_setting, value = part.partition("=")
             settings |= {key: value} if is_setting else VARIANTS[part]
         return settings | {
-            "vocab.size": str(self.vocab_size),
-            "model.num_hidden_layers": str(layers),
-            "model.hidden_size": str(hidden),
-            "model.num_attention_heads": str(max(1, hidden // 64)),
-            "model.intermediate_size": str(4 * hidden),
-            "train.max_steps": str(self.steps),
-            "train.seed": str(self.seed),
-        }
+            "vocab.size": str(self.vocab_size), "train.max_steps": str(self.steps), "train.seed": str(self.seed),
+            "model.num_hidden_layers": str(layers), "model.hidden_size": str(hidden),
+            "model.num_attention_heads": str(max(1, hidden // 64)), "model.intermediate_size": str(4 * hidden),
+        }  # fmt: skip
 
 
 def main() -> None:
@@ -124,14 +110,10 @@ def main() -> None:
     if options.usual is not None:
         compare_with_baseline(texts, options)
         return
+    axes = (options.sizes, options.vocab_sizes, options.batch, options.steps, options.variants, options.seeds)
     runs = [
         Run(name, variant, size, vocab_size, batch, steps, seed)
-        for size in options.sizes
-        for vocab_size in options.vocab_sizes
-        for batch in options.batch
-        for steps in options.steps
-        for variant in options.variants
-        for seed in options.seeds
+        for size, vocab_size, batch, steps, variant, seed in itertools.product(*axes)
     ]
     results = options.work / "results.jsonl"
     done = read_results(results)
@@ -175,12 +157,11 @@ def split_corpus(corpus: Path, folder: Path) -> dict[str, Path]:
     if all(path.exists() for path in paths.values()):
         return paths
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        partial = {name: path.with_suffix(".part").open("w", encoding="utf-8") for name, path in paths.items()}
-        files = {name: stack.enter_context(file) for name, file in partial.items()}
-        for document in read_documents(corpus):
-            files[split_of(document)].write(document + "\n\n")
-    for path in paths.values():
+    files = {name: path.with_suffix(".part").open("w", encoding="utf-8") for name, path in paths.items()}
+    for document in read_documents(corpus):
+        files[split_of(document)].write(document + "\n\n")
+    for name, path in paths.items():
+        files[name].close()
         path.with_suffix(".part").rename(path)
     return paths
 
@@ -235,18 +216,11 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     validation = [line for line in lines if "validation_mlm_loss" in line][-1]
     score = score_of(folder / "model", texts["dev"], options)
     return {
-        **asdict(run),
-        "language": options.language,
-        "nats_per_byte": score,
-        "mlm_loss": validation["validation_mlm_loss"],
-        "mlm_accuracy": validation["validation_mlm_accuracy"],
-        "nsp_accuracy": validation["validation_nsp_accuracy"],
-        "train_mlm_loss": trained["mlm_loss"],
-        "tokens": trained["tokens"],
-        "epochs": trained["epoch"],
-        "seconds": trained["elapsed_seconds"],
-        "wall_seconds": seconds,
-    }
+        **asdict(run), "language": options.language, "nats_per_byte": score,
+        **{key: validation[f"validation_{key}"] for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")},
+        "train_mlm_loss": trained["mlm_loss"], "tokens": trained["tokens"], "epochs": trained["epoch"],
+        "seconds": trained["elapsed_seconds"], "wall_seconds": seconds,
+    }  # fmt: skip
 
 
 def score_of(model: Path, text: Path, options: argparse.Namespace) -> float:
@@ -290,15 +264,14 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells = [f"{name} | {len(group)}"]
         for metric, form in (("nats_per_byte", ".4f"), ("mlm_loss", ".3f"), ("nsp_accuracy", ".1%")):
             values = [row[metric] for row in group if row[metric] is not None]
-            if not values:
-                cells.append("–")
-                continue
-            spread = f"{min(values):{form}}–{max(values):{form}}"
-            cells.append(f"{statistics.mean(values):{form}} ({spread})")
-        means = (statistics.mean(row[metric] for row in group) for metric in ("tokens", "seconds"))
-        cells += [f"{value:,.0f}" for value in means]
+            cells.append(mean_and_range(values, form) if values else "–")
+        cells += [f"{statistics.mean(row[metric] for row in group):,.0f}" for metric in ("tokens", "seconds")]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def mean_and_range(values: list[float], form: str = ".4f") -> str:
+    return f"{statistics.mean(values):{form}} ({min(values):{form}}–{max(values):{form}})"
 
 
 # ── run auto and the baseline ──
@@ -324,13 +297,12 @@ def compare_with_baseline(texts: Mapping[str, Path], options: argparse.Namespace
             arguments = ["run", "auto", str(texts["train"]), "--time", f"{seconds:g}s", "--output", str(model)]
             settings = {"train.seed": str(seed), "train.device": options.device}
             call(arguments, settings, model.with_name(f"{model.name}.log"))
+            model = model / "train" / "model"
         seconds = time.perf_counter() - begin
-        scores[method].append(
-            score_of(model / "train" / "model" if method == "auto" else model, texts["test"], options)
-        )
+        scores[method].append(score_of(model, texts["test"], options))
         print(f"{method}, seed {seed}: {seconds:.0f} s, {scores[method][-1]:.4f} nats per byte", flush=True)
     for method, values in scores.items():
-        print(f"{method}: {np.mean(values):.4f} ({min(values):.4f}–{max(values):.4f}) nats per byte of masked words")
+        print(f"{method}: {mean_and_range(values)} nats per byte of masked words")
 
 
 def baseline_data(text: Path, options: argparse.Namespace) -> Path:
@@ -355,13 +327,10 @@ def train_baseline(data: Path, output: Path, seed: int, options: argparse.Namesp
     device = hardware.choose_device(options.device)
     dtype = hardware.choose_precision("auto", device).dtype
     config = BertConfig(
-        vocab_size=BASELINE_VOCAB_SIZE,
-        hidden_size=BASELINE_HIDDEN,
-        num_hidden_layers=BASELINE_LAYERS,
-        num_attention_heads=BASELINE_HIDDEN // 64,
-        intermediate_size=4 * BASELINE_HIDDEN,
+        vocab_size=BASELINE_VOCAB_SIZE, hidden_size=BASELINE_HIDDEN, num_hidden_layers=BASELINE_LAYERS,
+        num_attention_heads=BASELINE_HIDDEN // 64, intermediate_size=4 * BASELINE_HIDDEN,
         max_position_embeddings=BASELINE_LENGTH,
-    )
+    )  # fmt: skip
     model: Any = BertForPreTraining(config).train()
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=BASELINE_LR, weight_decay=BASELINE_WEIGHT_DECAY)

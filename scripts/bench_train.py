@@ -72,24 +72,15 @@ class Recipe:
     def model_config(self) -> ModelConfig:
         layers, hidden = (int(number) for number in self.size.split("x"))
         return ModelConfig(
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden,
-            hidden_dropout_prob=self.dropout,
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden, hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.attention_dropout,
             max_position_embeddings=max(512, self.folder.max_seq_length),
-        )
+        )  # fmt: skip
 
-    def batches(
-        self, micro_batch_tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False
-    ) -> TrainingData:
+    def batches(self, tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False) -> TrainingData:
         return TrainingData(
-            self.folder,
-            seed=SEED,
-            global_batch_size=self.examples,
-            micro_batch_tokens=micro_batch_tokens,
-            static_shapes=compiled,
+            self.folder, seed=SEED, global_batch_size=self.examples, micro_batch_tokens=tokens, static_shapes=compiled
         )
 
 
@@ -178,29 +169,19 @@ def result_row(
     """
     seconds = float(np.median(times[name]))
     low, middle, high = (float(value) for value in np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]))
-    rate = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
+    flops = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
     peak = peak_flops(recipe.device, recipe.precision.dtype)
+    examples, tokens, is_peer = batch.num_sequences, batch.num_tokens, name != "ours"
     return {
-        "size": f"L{recipe.size.replace('x', '-H')}",
-        "max_seq_length": recipe.folder.max_seq_length,
-        "step": name,
-        "examples": batch.num_sequences,
-        "tokens": batch.num_tokens,
-        "step_seconds": seconds,
-        "examples_per_second": batch.num_sequences / seconds,
-        "tokens_per_second": batch.num_tokens / seconds,
-        "product_flops": product_flops,
-        "mfu_of_product": rate / product_flops,
-        "mfu": rate / peak if peak else None,
-        "peak_memory_bytes": int(memory[name]),
-        "memory_over_it": None if name == "ours" else memory["ours"] / memory[name],
-        "ours_over_it": None if name == "ours" else middle,
-        "ours_over_it_quartiles": None if name == "ours" else [low, high],
-        "device": device_name(recipe.device),
-        "precision": recipe.precision.name,
-        "torch": torch.__version__,
+        "size": f"L{recipe.size.replace('x', '-H')}", "max_seq_length": recipe.folder.max_seq_length, "step": name,
+        "examples": examples, "tokens": tokens, "step_seconds": seconds, "examples_per_second": examples / seconds,
+        "tokens_per_second": tokens / seconds,
+        "product_flops": product_flops, "mfu_of_product": flops / product_flops, "mfu": flops / peak if peak else None,
+        "peak_memory_bytes": int(memory[name]), "memory_over_it": memory["ours"] / memory[name] if is_peer else None,
+        "ours_over_it": middle if is_peer else None, "ours_over_it_quartiles": [low, high] if is_peer else None,
+        "device": device_name(recipe.device), "precision": recipe.precision.name, "torch": torch.__version__,
         "transformers": transformers_version(),
-    }
+    }  # fmt: skip
 
 
 def table_line(row: dict[str, Any]) -> str:
@@ -255,7 +236,7 @@ def serve(recipe: Recipe, name: str) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # only answers may be printed to the standard output
     if name != "ours":
         import transformers  # noqa: F401  (its memory is not part of a step)
-    memory_before = reset_peak_memory(recipe.device)
+    memory_before = initial_memory(recipe.device)
     if name == "ours":
         ours, (batch,) = build(recipe, 1)
     step = (lambda: ours.take(batch)) if name == "ours" else peer(recipe, compiled=name == "compiled")
@@ -336,8 +317,8 @@ def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     return max(2.0 * size**3 / timed(lambda: torch.mm(left, right), device) for _ in range(6))
 
 
-def reset_peak_memory(device: torch.device) -> int:
-    """Reset the peak of the memory, and return the memory in use in bytes."""
+def initial_memory(device: torch.device) -> int:
+    """Return the memory in use in bytes. On CPU, also reset its peak, which includes imports."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM

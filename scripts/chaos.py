@@ -32,21 +32,7 @@ from typing import Any
 
 import chaos_trial
 from chaos_process import Action, Child, import_packages, kill_at, limit, may_mount, remount, small_disk
-from chaos_trial import (
-    COMMANDS,
-    DEFECTS,
-    HANG,
-    LOST,
-    MESSAGE,
-    NOT_READ_BACK,
-    SAME,
-    SILENT,
-    UNCHECKED,
-    Command,
-    Defect,
-    Trial,
-    files_of,
-)
+from chaos_trial import COMMANDS, DEFECTS, HANG, LOST, MESSAGE, SAME, SILENT, UNCHECKED, Command, Defect, Trial
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
@@ -143,7 +129,9 @@ def disk_full(trial: Trial) -> str:
 def damage_input(trial: Trial) -> str:
     """Damage an input."""
     trial.reset()
-    return _run_damaged(trial, [file for name in trial.command.inputs for file in files_of(trial.folder / name)])
+    return _run_damaged(
+        trial, [file for name in trial.command.inputs for file in chaos_trial.files_of(trial.folder / name)]
+    )
 
 
 def damage_unfinished(trial: Trial) -> str:
@@ -206,7 +194,7 @@ def _run_damaged(trial: Trial, files: Sequence[Path]) -> str:
     after = file.read_bytes() if file.exists() else None
     is_unrepaired = damaged != original and after == damaged and (trial.bench.finished(trial.command) / name).exists()
     if is_unrepaired and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
-        if NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
+        if chaos_trial.NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
             return UNCHECKED
         raise Defect(SILENT, f"{how}: not repaired, exit code 0")
     if differences:

@@ -110,20 +110,20 @@ def write_inputs(folder: Path) -> None:
     def documents(separator: str) -> list[str]:
         return [separator.join(sentence() for _ in range(draw.randint(3, 9))) for _ in range(40)]
 
-    def lines_of(rows: Sequence[object]) -> str:
+    def json_lines(rows: Sequence[object]) -> str:
         return "".join(json.dumps(row) + "\n" for row in rows)
 
     (folder / "text").mkdir()
     (folder / "text" / "a.txt").write_text("\n\n".join(documents("\n")) + "\n")
-    records = lines_of([{"text": text} for text in documents(" ")])
+    records = json_lines([{"text": text} for text in documents(" ")])
     (folder / "text" / "b.jsonl.gz").write_bytes(gzip.compress(records.encode(), mtime=0))
     pq.write_table(pa.table({"text": documents(" ")}), folder / "text" / "c.parquet")
     (folder / "tiny.yaml").write_text(TINY_CONFIG)
     (folder / "lines.txt").write_text("".join(sentence() + "\n" for _ in range(12)))
     pairs = [{"sentence_good": sentence(6), "sentence_bad": sentence(6)} for _ in range(6)]
-    (folder / "pairs.jsonl").write_text(lines_of(pairs))
+    (folder / "pairs.jsonl").write_text(json_lines(pairs))
     rows = [{"text": sentence(), "label": "abc"[number % 3]} for number in range(60)]
-    (folder / "rows.jsonl").write_text(lines_of(rows))
+    (folder / "rows.jsonl").write_text(json_lines(rows))
 
 
 # ── outputs ──

@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Any:
 
 
 def part(name: str, lines: str, **changes: Any) -> Any:
-    values = {"title": f"part {name}", "limit": 60.0, "least": 1.0, "read": lambda: ([], "")}
+    values = {"title": f"part {name}", "limit": 60.0, "min_seconds": 1.0, "read": lambda: ([], "")}
     return check.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
 
 
