@@ -7,6 +7,7 @@ lines between documents, and may be compressed. `--only scaling` prints the tabl
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -97,8 +98,7 @@ def main() -> None:
     packed = {"english": arguments.english, "chinese": arguments.chinese}
     texts = {name: unpack(path, work / f"{name}.txt") for name, path in packed.items() if path is not None}
     bench = Bench(work, texts, arguments)
-    machine = describe_machine()
-    for name, value in machine.items():
+    for name, value in describe_machine().items():
         print(f"{name + ':':<10}{value}")
     for language in texts:
         print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {arguments.slice_mb:g} MB of it")
@@ -289,7 +289,6 @@ def scaling_table(bench: Bench) -> str:
 
 
 def size_of(folder: Path) -> int:
-    """Return the total bytes of arrays and shards in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".npy", ".parquet"))
 
 
@@ -344,7 +343,6 @@ def fresh(folder: Path) -> Path:
 
 
 def describe_machine() -> dict[str, str]:
-    """Describe the machine, the library versions and the commit."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}
@@ -361,14 +359,13 @@ def ids_ours(vocab: str, text: str) -> list[float]:
     tokenizer = Tokenizer.load(Path(vocab))
     blocks = [with_starts(block) for block in blocks_of(Path(text))]
     megabytes = sum(len(block) for block, _ in blocks) / 1e6
-    begin = time.perf_counter()
+    times = [time.perf_counter()]
     encoder = Encoder(tokenizer)
-    for block, starts in blocks:
-        encoder.encode(block, starts)
-    middle = time.perf_counter()
-    for block, starts in blocks:
-        encoder.encode(block, starts)
-    return [megabytes / (middle - begin), megabytes / (time.perf_counter() - middle)]
+    for _ in range(2):
+        for block, starts in blocks:
+            encoder.encode(block, starts)
+        times.append(time.perf_counter())
+    return [megabytes / (end - begin) for begin, end in itertools.pairwise(times)]
 
 
 def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
@@ -400,7 +397,6 @@ def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
 
 
 def vocab_peer(text: str, size: str) -> int:
-    """Train a vocabulary with `tokenizers` and return its size."""
     from tokenizers import BertWordPieceTokenizer
 
     trained = BertWordPieceTokenizer()
@@ -427,9 +423,8 @@ def slice_of(text: Path, num_bytes: int) -> bytes:
     """Return about `num_bytes` of sentences, sampled evenly from the corpus."""
     with text.open("rb") as file:
         lines = [line for line in file if line.strip()]
-    every = max(1, round(sum(map(len, lines)) / num_bytes))
-    runs = [lines[first : first + 100] for first in range(0, len(lines), 100)]
-    return b"".join(line for run in runs[::every] for line in run).removesuffix(b"\n")
+    step = 100 * max(1, round(sum(map(len, lines)) / num_bytes))
+    return b"".join(b"".join(lines[first : first + 100]) for first in range(0, len(lines), step)).removesuffix(b"\n")
 
 
 def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -455,12 +450,9 @@ def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
     if kind == "small files":
         for number, row in enumerate(rows):
             (place / f"{number:07}.txt").write_text(row, encoding="utf-8")
-    elif kind == "text":
-        with (place / "a.txt").open("w", encoding="utf-8") as file:
-            file.writelines(f"{row}\n\n" for row in rows)
-    elif kind == "jsonl":
-        with (place / "a.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
+    elif kind in ("text", "jsonl"):
+        with (place / f"a.{'txt' if kind == 'text' else 'jsonl'}").open("w", encoding="utf-8") as file:
+            file.writelines(f"{row}\n\n" if kind == "text" else json.dumps({"text": row}) + "\n" for row in rows)
     else:
         table = pa.table({"text": list(rows)})
         if kind == "save_to_disk":

@@ -224,12 +224,10 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
 
 
 def score_of(model: Path, text: Path, options: argparse.Namespace) -> float:
-    """Return the nats per byte of the masked words of a text."""
     return nats_per_byte(model, contexts(text, options.contexts))
 
 
 def call(arguments: list[str], settings: Mapping[str, str], log: Path, *, threads: int | None = None) -> None:
-    """Run a command of `bert-pretrain`."""
     command = [sys.executable, "-m", "bert_pretrain", *arguments]
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -371,7 +369,6 @@ class Context:
 
 
 def contexts(text: Path, number: int, seed: int = 0) -> list[Context]:
-    """Return `number` random contexts from the documents of a text."""
     rng = stream(seed, "masked words")
     candidates: list[Context] = []
     documents = [WORDS.findall(document) for document in text.read_text(encoding="utf-8").split("\n\n")]

@@ -132,7 +132,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
-    """Time the contestants at one size, and print their rows."""
     peers = arguments.peers or (["eager", "compiled"] if recipe.device.type == "cuda" else ["eager"])
     if transformers_version() is None:
         print("transformers is not installed: only our step is timed")
@@ -142,7 +141,9 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
     batch = recipe.batches().global_batch(0)
     with contextlib.ExitStack() as stack:
         # Start all processes before the first request, so that they import in parallel.
-        contestants = {name: stack.enter_context(Contestant(name, recipe.size, arguments)) for name in ("ours", *peers)}
+        contestants = {name: Contestant(name, recipe.size, arguments) for name in ("ours", *peers)}
+        for contestant in contestants.values():
+            stack.callback(contestant.close)
         for contestant in contestants.values():
             for _ in range(WARM_UP_STEPS):
                 contestant.request("step")
@@ -185,7 +186,6 @@ def result_row(
 
 
 def table_line(row: dict[str, Any]) -> str:
-    """Return a row of the Markdown table."""
     ratio, memory = "", f"{row['peak_memory_bytes'] / 2**30:.2f} GiB"
     mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
     if row["ours_over_it"] is not None:
@@ -224,10 +224,7 @@ class Contestant:
             raise SystemExit(f"a benchmark process failed with exit code {self._process.wait()}")
         return float(answer)
 
-    def __enter__(self) -> "Contestant":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._process.communicate("")
 
 
@@ -346,7 +343,6 @@ def transformers_version() -> str | None:
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one step."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()

@@ -61,7 +61,6 @@ def signal_at_event(trial: Trial) -> str:
 
 
 def signal_at_time(trial: Trial) -> str:
-    """Send a signal after a random time."""
     number, rank = trial.draw.choice(SIGNALS), trial.draw.randrange(trial.command.ranks)
     delay = trial.draw.uniform(0, 1.1) * trial.reference.seconds
     trial.reset()
@@ -111,7 +110,6 @@ def _run_limited(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) 
 
 
 def disk_full(trial: Trial) -> str:
-    """Limit the free space of the disk."""
     with small_disk(trial.folder):
         trial.reset()
         disk = os.statvfs(trial.folder)
@@ -127,11 +125,9 @@ def disk_full(trial: Trial) -> str:
 
 
 def damage_input(trial: Trial) -> str:
-    """Damage an input."""
     trial.reset()
-    return _run_damaged(
-        trial, [file for name in trial.command.inputs for file in chaos_trial.files_of(trial.folder / name)]
-    )
+    inputs = (trial.folder / name for name in trial.command.inputs)
+    return _run_damaged(trial, [file for path in inputs for file in chaos_trial.files_of(path)])
 
 
 def damage_unfinished(trial: Trial) -> str:
@@ -142,7 +138,6 @@ def damage_unfinished(trial: Trial) -> str:
 
 
 def damage_finished(trial: Trial) -> str:
-    """Damage a file of a finished output."""
     trial.reset(finished=True)
     trial.verifies = True
     return _run_damaged(trial, trial.written())
@@ -295,7 +290,6 @@ def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command
 
 
 def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
-    """Inject the fault of a number, and return its outcome."""
     command, fault, draw = choose(commands, number, seed)
     trial, began = Trial(bench, command, draw), time.monotonic()
     try:

@@ -80,7 +80,6 @@ class Child:
         return True
 
     def send(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
         if not self.wait(0):
             os.kill(self.pid, number)
 
@@ -126,7 +125,6 @@ def fork(
 
 
 def command_line(arguments: Sequence[str]) -> Action:
-    """Return a function that runs `bert-pretrain ARGUMENTS` in a fork."""
 
     def run() -> None:
         from bert_pretrain import __main__, cli
@@ -225,7 +223,6 @@ def limit(name: str, value: int) -> Action:
 
 @functools.cache
 def may_mount() -> bool:
-    """Return whether this process may mount file systems."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return False
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError), small_disk(Path(folder)):
@@ -244,7 +241,6 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def remount(folder: Path, options: str = "size=1g") -> None:
-    """Change the size of a tmpfs mounted by `small_disk`."""
     _mount(folder, 32, options)  # MS_REMOUNT
 
 

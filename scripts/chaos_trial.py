@@ -178,7 +178,6 @@ def _comparable(file: Path) -> bytes:
 
 
 def without_times(text: str) -> str:
-    """Return a text without durations, speeds and sizes."""
     return VOLATILE_TEXT.sub("", text)
 
 
@@ -295,7 +294,6 @@ class Trial:
         return [file for file in files_of(self.folder) if not inputs & {file, *file.parents} and file.name != ".lock"]
 
     def draw_event(self) -> int:
-        """Draw the number of a file event of the command."""
         return self.draw.randint(1, self.reference.num_events)
 
     def start(self, plant: Action | None = None, *, rank: int = 0) -> list[Child]:

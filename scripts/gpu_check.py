@@ -58,11 +58,9 @@ class Options:
     old: Path | None = None  # checkout of an older commit, also timed
 
     def rows(self, name: str) -> Path:
-        """Return the file to which a part appends its rows."""
         return self.work / "rows" / f"{name}.jsonl"
 
     def data(self, length: int) -> Path:
-        """Return the data folder for a sequence length."""
         return self.work / f"data-{length}"
 
 
@@ -83,7 +81,6 @@ class Part:
 
 
 def make_parts(options: Options) -> list[Part]:
-    """Return the parts in the order in which they run."""
     parts = [
         _examples(options),
         _tests(options),
@@ -252,7 +249,6 @@ class Results:
         (folder / "results.jsonl").write_text("", encoding="utf-8")
 
     def add(self, part: str, kind: str, row: Row) -> None:
-        """Add a row and write it to disk."""
         row = {"part": part, "kind": kind, **row}
         row = json.loads(json.dumps(row), parse_constant=lambda _: None)  # NaN and infinity become null
         self.rows.append(row)

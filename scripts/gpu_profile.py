@@ -51,7 +51,6 @@ class Event(NamedTuple):
 
 
 def profile(arguments: argparse.Namespace) -> None:
-    """Profile a few steps after a warm-up, and write the tables."""
     recipe = Recipe.of(arguments, arguments.size)
     step, batches = build(recipe, 3)
     for batch in batches:
@@ -91,7 +90,6 @@ def events_of(trace: dict[str, Any]) -> list[Event]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a kernel or operator."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
@@ -138,7 +136,6 @@ def pack(trace: Path) -> str:
 
 
 def as_text(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the rows as plain-text tables."""
     total = rows[0]
     lines = [
         title,

@@ -22,7 +22,6 @@ INTRODUCTION = """# Keys of the configuration
 
 
 def keys_page() -> str:
-    """Return docs/keys.md, with a table for each section."""
     tree = as_values(Config())
     sections = {"": tree, **{name: tree[name] for name in SECTIONS}}
     sections["phases"] = PhaseConfig(name="first").model_dump(exclude={"name"})

@@ -21,7 +21,6 @@ OnFakeCuda = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the library with the fake CUDA device."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler to build a fake CUDA device")

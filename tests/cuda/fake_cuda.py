@@ -54,7 +54,6 @@ def _pin_memory(tensor: Tensor) -> Tensor:
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Return whether a CPU tensor is in page-locked memory."""
     return getattr(tensor, "fake_pinned", False)
 
 

@@ -106,7 +106,6 @@ def _on_cuda(tensors: list[Tensor]) -> bool:
 
 
 def _package_line() -> str:
-    """Return the innermost line of the package in the stack."""
     for frame in reversed(traceback.extract_stack()):
         if PACKAGE in Path(frame.filename).parents:
             return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.lineno} {frame.line}"

@@ -105,14 +105,12 @@ def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any
 
 
 def read_batches(data: Path, **settings: Any) -> list[GlobalBatch]:
-    """Return the first global batches of a data folder."""
     defaults = {"seed": 1, "global_batch_size": 24, "micro_batch_tokens": 600}
     reader = TrainingData(DataFolder.open(data), **{**defaults, **settings})
     return [reader.global_batch(step) for step in range(2)]
 
 
 def all_combinations(data: Path) -> list[dict[str, Any]]:
-    """Trace the first step of all combinations."""
     batches = read_batches(data)
     return [trace(combination, batches[:1]) for combination in combinations()]
 
@@ -255,7 +253,6 @@ def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
 
 
 def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:
-    """Run the training loop, and return the waits by the number of finished steps."""
     data = FakeData(folder, seed=1, global_batch_size=24, micro_batch_tokens=MICRO_BATCH_TOKENS)
     data.prepare(mode)
     run = ResolvedRun(
