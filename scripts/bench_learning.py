@@ -250,10 +250,8 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Return a Markdown table with the mean, minimum and maximum over seeds."""
-    lines = [
-        "| run | seeds | nats per byte | held-out MLM, nats | NSP | tokens | seconds |",
-        "|---|---:|---|---|---|---:|---:|",
-    ]
+    lines = ["| run | seeds | nats per byte | held-out MLM, nats | NSP | tokens | seconds |"]
+    lines.append("|---|---:|---|---|---|---:|---:|")
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         name = f"{row['corpus']} {row['variant']}, L{row['size'].replace('x', '-H')}, {row['vocab_size']:,} tokens"

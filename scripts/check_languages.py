@@ -34,11 +34,8 @@ from bert_pretrain.vocab.normalized import NormalizedWords, normalize
 from bert_pretrain.vocab.wordpiece import choose_alphabet, train_wordpiece
 
 SETTINGS: dict[str, dict[str, bool]] = {
-    "default": {},
-    "stripped": {"strip_accents": True},
-    "kept": {"strip_accents": False},
-    "cased": {"lowercase": False},
-}
+    "default": {}, "stripped": {"strip_accents": True}, "kept": {"strip_accents": False}, "cased": {"lowercase": False},
+}  # fmt: skip
 # Codes that py3langid uses for members of a macrolanguage, by ISO 639-3 code.
 MEMBER_OF = {
     "nob": "no", "nno": "nn", "cmn": "zh", "arb": "ar", "pes": "fa", "prs": "fa", "lvs": "lv", "ekk": "et", "zsm": "ms",

@@ -121,10 +121,7 @@ def between(samples: Sequence[Sample], first: float, last: float) -> list[Sample
 
 def table(training: Sequence[Sample]) -> list[str]:
     """Return a Markdown table with the medians of each tenth of the training."""
-    lines = [
-        "| tenth | last step | RSS, MB | anonymous, MB | descriptors | tokens/s |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = ["| tenth | last step | RSS, MB | anonymous, MB | descriptors | tokens/s |", f"|{'---:|' * 6}"]
     for number in range(NUM_ROWS if training else 0):
         if row := between(training, number / NUM_ROWS, (number + 1) / NUM_ROWS):
             rss, anonymous = (median(row, name) / MB for name in ("rss_bytes", "anonymous_bytes"))

@@ -117,15 +117,15 @@ def all_combinations(data: Path) -> list[dict[str, Any]]:
 
 def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
     """Return the operators of a step in bf16 with flash attention and dropout, for each optimizer."""
+    batches = read_batches(data)
     plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in OPTIMIZERS]
-    return {one.optimizer: trace(one, read_batches(data))["operators"] for one in plain}
+    return {combination.optimizer: trace(combination, batches)["operators"] for combination in plain}
 
 
 def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, Any]:
     """Return the number of compiled graphs after each of two steps in fp16, the waits and the operators."""
-    batches = [
-        read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)[0] for size in (24, 37)
-    ]
+    settings = {"static_shapes": True, "micro_batch_tokens": 10**6}
+    batches = [read_batches(data, global_batch_size=size, **settings)[0] for size in (24, 37)]
     compiled, graphs = [], []
 
     def counter(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -240,16 +240,11 @@ def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
             copies, _ = HostBuffers().copy(all_tensors(state))
-        num_tensors = len(copies)
     return {
-        "loop": loop,
-        "evaluation": evaluation.waits,
-        "evaluated_batches": len(batches),
-        "snapshot_waits": snapshot.waits,
-        "snapshot_copies": snapshot.asynchronous_copies,
-        "tensors": num_tensors,
+        "loop": loop, "evaluation": evaluation.waits, "evaluated_batches": len(batches),
+        "snapshot_waits": snapshot.waits, "snapshot_copies": snapshot.asynchronous_copies, "tensors": len(copies),
         "data_dependent": evaluation.data_dependent + snapshot.data_dependent,
-    }
+    }  # fmt: skip
 
 
 def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:
