@@ -143,7 +143,7 @@ def as_text(rows: Sequence[dict[str, Any]], title: str) -> str:
         f"it, {total['launches_per_step']:,.0f} launches per step",
     ]
     for key in ("kind_of_kernel", "kernel"):
-        lines += ["", f"{key.replace('_', ' '):<80}ms/step     share    calls/step"]
+        lines += ["", f"{key.replace('_', ' '):<80}{'ms/step':>9}{'share':>8}{'calls/step':>14}"]
         lines += [
             f"{row[key][:78]:<80}{1e3 * row['seconds']:>9.3f}{row['share']:>8.1%}{row.get('calls_per_step', ''):>14}"
             for row in rows
