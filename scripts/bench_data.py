@@ -1,12 +1,13 @@
-"""The data stage against its peers and on corpora of several shapes: medians of repeated runs, as a table.
+"""Benchmark the data stages against other tools and on several file formats; prints medians of repeated runs.
 
-Each figure is measured in fresh processes, ours and the peer's in turn. Corpora are one sentence a line with blank
-lines between documents, plain or compressed. `--only scaling` prints the table of docs/scaling.md.
+Every measurement runs in a new process, alternating with the other tool. Corpora have one sentence per line and blank
+lines between documents, and may be compressed. `--only scaling` prints the table of docs/scaling.md.
 
     python scripts/bench_data.py --english en.txt.xz --chinese zh.txt.xz [--only ids vocab …] [--repeats 5]
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -38,41 +39,39 @@ from bert_pretrain.vocab.run import MAX_TASKS, merge_counts
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
-GIB = 1 << 30
-BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
-PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
+BLOCK_BYTES = 4 << 20  # as in the token store
+PEER_SENTENCES = 10_000  # per call of encode_batch_fast
 SIZES = {"16 GB": 16e3, "1 TB": 1e6}  # in MB
 CORES = (2, 16, 128)
 
 
 @dataclass
 class Row:
-    """One line of the table: repeated measurements of ours and the peer's, in the same order."""
+    """A row of the table, with repeated measurements of this package and of a peer in the same order."""
 
-    what: str
+    title: str
     peer_name: str = ""
     unit: str = "MB/s"
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return medians, and from the least to the most."""
         peer, ratio = "–", "–"
         if self.peer:
             peer = f"{spread(self.peer, self.unit)}: {self.peer_name}"
             ratio = spread([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)], "×")
-        return f"| {self.what} | {spread(self.ours, self.unit)} | {peer} | {ratio} |"
+        return f"| {self.title} | {spread(self.ours, self.unit)} | {peer} | {ratio} |"
 
 
 def spread(values: list[float], unit: str) -> str:
-    """Return the median with the least and the most, if there are several."""
-    middle = f"{statistics.median(values):.3g} {unit}"
-    return middle if len(set(values)) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
+    """Return the median, and the minimum and maximum if they differ."""
+    median = f"{statistics.median(values):.3g} {unit}"
+    return median if len(set(values)) == 1 else f"{median} ({min(values):.3g}–{max(values):.3g})"
 
 
 @dataclass
 class Bench:
-    """Where things are and how often they are measured."""
+    """Holds the corpora, the work folder and the command line."""
 
     work: Path
     texts: dict[str, Path]
@@ -83,7 +82,7 @@ class Bench:
         return size if language == "english" else min(21128, size)
 
     def vocab(self, language: str) -> Path:
-        """Return the vocabulary of a corpus, made if needed."""
+        """Return the vocabulary folder of a corpus; make it if it does not exist."""
         folder = self.work / f"vocab-{language}-{self.vocab_size(language)}"
         run_program("vocab", self.texts[language], "--output", folder, "--vocab-size", self.vocab_size(language))
         return folder
@@ -99,16 +98,16 @@ def main() -> None:
     packed = {"english": arguments.english, "chinese": arguments.chinese}
     texts = {name: unpack(path, work / f"{name}.txt") for name, path in packed.items() if path is not None}
     bench = Bench(work, texts, arguments)
-    machine = describe_machine()
-    for name, value in machine.items():
+    for name, value in describe_machine().items():
         print(f"{name + ':':<10}{value}")
     for language in texts:
         print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {arguments.slice_mb:g} MB of it")
     print("\n| what | ours | peer | ratio |\n|---|---|---|---|", flush=True)
     begin = time.monotonic()
     for name in arguments.only:
-        for row in MEASURES[name](bench) if name != "scaling" else ():
-            print(row, flush=True)
+        if name in MEASURES:
+            for row in MEASURES[name](bench):
+                print(row, flush=True)
     if "scaling" in arguments.only:
         print(f"\n{scaling_table(bench)}")
     print(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
@@ -118,35 +117,35 @@ def parse() -> argparse.Namespace:
     names = [*MEASURES, "scaling"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--english", type=Path, required=True)
-    parser.add_argument("--chinese", type=Path, help="its ids are measured, too")
+    parser.add_argument("--chinese", type=Path, help="corpus for ids only")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
-    parser.add_argument("--work", type=Path, default=Path("bench-data"), help="a folder for texts and outputs")
-    parser.add_argument("--slice-mb", type=float, default=20.0, help="how much text the encoders' peer is timed on")
-    parser.add_argument("--vocab-size", type=int, default=30522, help="English; Chinese has 21,128 at most")
-    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs of busy and scaling")
+    parser.add_argument("--work", type=Path, default=Path("bench-data"), help="folder for texts and outputs")
+    parser.add_argument("--slice-mb", type=float, default=20.0, help="amount of text to time encode_batch_fast on")
+    parser.add_argument("--vocab-size", type=int, default=30522, help="for English; at most 21,128 for Chinese")
+    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs for busy and scaling")
     return parser.parse_args()
 
 
 def measure_ids(bench: Bench) -> Iterator[Row]:
-    """Ids on one core: ours on the whole corpus, first pass and with all chunks known; the peer on a slice."""
+    """Measure encoding on one core, with an empty and with a warm cache. The peer encodes a part of the corpus."""
     for language, text in bench.texts.items():
         vocab, slice_bytes = bench.vocab(language), round(bench.arguments.slice_mb * 1e6)
         if not run_task("ids_equal", vocab, text, slice_bytes):
-            sys.exit(f"the ids of {text} are not those of tokenizers: there is nothing to compare")
+            sys.exit(f"{text}: the ids differ from those of tokenizers")
         title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
         rows = (Row(f"{title}, first pass", peer), Row(f"{title}, chunks known", peer))
         for _ in range(bench.arguments.repeats):
             ours = run_task("ids_ours", vocab, text, cores=1)
-            theirs = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
+            peer_speed = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
             for row, value in zip(rows, ours, strict=True):
                 row.ours.append(value)
-                row.peer.append(theirs)
+                row.peer.append(peer_speed)
         yield from rows
 
 
 def measure_make_data(bench: Bench) -> Iterator[Row]:
-    """`make-data` from process start to its end: against the encoder alone, a second length, one worker."""
+    """Measure the `make-data` process, and compare it with `encode_batch_fast`, a second length and one worker."""
     vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
 
     def speed(*, length: int = 128, workers: int = 2) -> float:
@@ -183,7 +182,7 @@ def vocab_words(texts: list[Any], place: Path) -> list[object]:
 
 
 def measure_vocab(bench: Bench) -> Iterator[Row]:
-    """`vocab` against the library's own trainer on the same file, from process start to end, with as many cores."""
+    """Compare the `vocab` process with the trainer of `tokenizers` on the same file and number of cores."""
     text, size, megabytes = bench.texts["english"], bench.vocab_size("english"), bench.megabytes("english")
     for workers, cores in ((2, "two cores"), (1, "one core")):
         row = Row(f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}")
@@ -198,13 +197,14 @@ def measure_vocab(bench: Bench) -> Iterator[Row]:
 
 
 def measure_busy(bench: Bench) -> Iterator[Row]:
-    """Both cores' share of the wall-clock time on each shape of input, and the time of the dry run."""
+    """Measure the utilization of two cores and the time of a dry run for each shape of input."""
     vocab = bench.vocab("english")
     for kind in SHAPES:
         texts = run_task("shape", bench.texts["english"], kind, bench.arguments.shape_mb, bench.work / "shape")
-        what = f"{kind}, {bench.arguments.shape_mb:g} MB"
-        dry_run = Row(f"dry run, {what}", unit="s")
-        shares = [Row(f"{name}, {what}: CPU time over wall time and cores", unit="") for name in ("make-data", "vocab")]
+        size = f"{bench.arguments.shape_mb:g} MB"
+        dry_run = Row(f"dry run, {kind}, {size}", unit="s")
+        label = f"{kind}, {size}: CPU time over wall time and cores"
+        shares = [Row(f"{stage}, {label}", unit="") for stage in ("make-data", "vocab")]
         for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "busy")
             words = make_data_words(texts, vocab, place)
@@ -216,58 +216,53 @@ def measure_busy(bench: Bench) -> Iterator[Row]:
 
 
 def measure_merge(bench: Bench) -> Iterator[Row]:
-    """Merging of counts on two workers: its time for 24 tables of 32 MB of text each, extended to larger corpora."""
-    found = [run_task("merge", bench.texts["english"], 24) for _ in range(bench.arguments.repeats)]
-    each, chunks = [seconds / 24 for seconds, _ in found], found[0][1]
-    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=each)
-    # 16 GB is 250 tables of 64 MB; those of 1 TB are full.
-    for size, times in (("16 GB", 250.0), ("1 TB", MAX_TASKS * MAX_DISTINCT / chunks)):
-        whole = [times * seconds for seconds in each]
-        yield Row(f"merging of counts, {size}, two workers, computed from it", unit="s", ours=whole)
+    """Measure the merging of 24 tables of counts, of 32 MB of text each, and extrapolate to larger corpora."""
+    measured = [run_task("merge", bench.texts["english"], 24) for _ in range(bench.arguments.repeats)]
+    per_table, chunks = [seconds / 24 for seconds, _ in measured], measured[0][1]
+    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=per_table)
+    # 16 GB has 250 tables of 64 MB. The tables of 1 TB have the maximum size.
+    for size, tables in (("16 GB", 250.0), ("1 TB", MAX_TASKS * MAX_DISTINCT / chunks)):
+        total = [tables * seconds for seconds in per_table]
+        yield Row(f"merging of counts, {size}, two workers, computed from it", unit="s", ours=total)
 
 
 MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "ids": measure_ids,
-    "make-data": measure_make_data,
-    "vocab": measure_vocab,
-    "busy": measure_busy,
+    "ids": measure_ids, "make-data": measure_make_data, "vocab": measure_vocab, "busy": measure_busy,
     "merge": measure_merge,
-}
+}  # fmt: skip
 
 
 def scaling_table(bench: Bench) -> str:
-    """Return what 16 GB and 1 TB take: CPU time, disk and memory at half of `--shape-mb` and at all of it, extended.
+    """Return the time, disk space and memory for 16 GB and 1 TB, extrapolated from `--shape-mb` and half of it.
 
-    Times are those of cores that never wait. The first `make-data` makes one copy and fills the store, from which the
-    second makes five, and so four more in four fifths of its time. Below 100 MB, `vocab` has not seen the words that it
-    learns from at most, and its slope is too steep.
+    Times assume that cores never wait. The first `make-data` makes one copy and fills the token store. The second makes
+    five copies from the store, and the time of four of them is added to the first. Use at least 100 MB: with less,
+    `vocab` has not reached its maximum of distinct words and the extrapolated time is too long.
     """
-    vocab, found = bench.vocab("english"), []
+    vocab, measured = bench.vocab("english"), []
     sizes = [bench.arguments.shape_mb / 2, bench.arguments.shape_mb]
     for megabytes in sizes:
         texts = run_task("shape", bench.texts["english"], "text", megabytes, bench.work / "shape")
         place = fresh(bench.work / "scaling")
-        lengths = ((128, 1), (128, 5), (512, 5))
-        made_by = [make_data_words(texts, vocab, place, length=length, copies=copies) for length, copies in lengths]
-        used = [run_program(*words) for words in (vocab_words(texts, place), *made_by)]
-        made = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
-        rows = [data["splits"]["train"]["rows"] for data in made]
+        commands = [vocab_words(texts, place)]
+        for length, copies in ((128, 1), (128, 5), (512, 5)):
+            commands.append(make_data_words(texts, vocab, place, length=length, copies=copies))
+        used = [run_program(*words) for words in commands]
+        manifests = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
+        rows = [manifest["splits"]["train"]["rows"] for manifest in manifests]
         sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
         cpu = [cpu for _, cpu, _ in used]
-        found.append(np.array([*cpu, *rows, *sizes_on_disk, made[0]["corpus"]["tokens"]], dtype=float))
+        measured.append(np.array([*cpu, *rows, *sizes_on_disk, manifests[0]["corpus"]["tokens"]], dtype=float))
     shutil.rmtree(place)
-    slope = (found[1] - found[0]) / (sizes[1] - sizes[0])
-    fixed = np.maximum(0, found[1] - slope * sizes[1])
+    slope = (measured[1] - measured[0]) / (sizes[1] - sizes[0])
+    fixed = np.maximum(0, measured[1] - slope * sizes[1])
     at = {name: fixed + slope * megabytes for name, megabytes in SIZES.items()}
 
     def times(*terms: tuple[int, float]) -> str:
         cells = []
         for values in at.values():
-            core_seconds = sum(factor * values[term] for term, factor in terms)
-            per_cores = [core_seconds / cores for cores in CORES]
-            cells.append(
-                " / ".join(f"{each / 60:.2g} min" if each < 5400 else f"{each / 3600:.2g} h" for each in per_cores)
-            )
+            seconds = [sum(factor * values[term] for term, factor in terms) / cores for cores in CORES]
+            cells.append(" / ".join(f"{s / 60:.2g} min" if s < 5400 else f"{s / 3600:.2g} h" for s in seconds))
         return " | ".join(cells)
 
     def disk(rows: int, size: int) -> str:
@@ -276,7 +271,7 @@ def scaling_table(bench: Bench) -> str:
         )
 
     cores = " / ".join(map(str, CORES))
-    memory = " / ".join(f"{peak / GIB:.2f} GiB" for _, _, peak in used[:2])
+    memory = " / ".join(f"{peak / 2**30:.2f} GiB" for _, _, peak in used[:2])
     lines = [
         f"| from {sizes[0]:g} and {sizes[1]:g} MB | {' | '.join(at)} |",
         f"|---|{'---:|' * len(at)}",
@@ -294,12 +289,11 @@ def scaling_table(bench: Bench) -> str:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the arrays or shards below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".npy", ".parquet"))
 
 
 def run_task(name: str, *words: object, cores: int | None = None) -> Any:
-    """Run one of `TASKS` in a process of its own and return what it prints."""
+    """Run one of `TASKS` in a new process and return its result."""
     threads = {} if cores is None else {"RAYON_NUM_THREADS": str(cores)}
     threads["TOKENIZERS_PARALLELISM"] = str(cores != 1).lower()
     command = [sys.executable, __file__, "--task", name, *map(str, words)]
@@ -310,7 +304,7 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
 
 
 def run_program(*words: object) -> tuple[float, float, int]:
-    """Run a command of ours; returns its seconds, the CPU time of all its processes, and the largest one's peak RSS."""
+    """Run a command of `bert-pretrain`. Return its seconds, CPU seconds and the peak RSS in bytes of one process."""
     command, begin = [sys.executable, "-m", "bert_pretrain", *map(str, words)], time.perf_counter()
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -323,33 +317,32 @@ def run_program(*words: object) -> tuple[float, float, int]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of every process measured: this checkout, and no threads but those asked for."""
+    """Return the environment of measured processes: this checkout on the path, and one OpenMP thread."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def unpack(source: Path, target: Path) -> Path:
-    """Write a corpus as plain text, unless it lies there already."""
-    note = target.with_suffix(".source")
+    """Decompress a corpus, unless `target` already has the content of `source`."""
+    key_file = target.with_suffix(".source")
     key = f"{source.resolve()} {source.stat().st_size} {source.stat().st_mtime_ns}"
-    if not (target.exists() and note.exists() and note.read_text() == key):
+    if not (target.exists() and key_file.exists() and key_file.read_text() == key):
         with open_input(str(source)) as packed, target.open("wb") as plain:
             shutil.copyfileobj(packed, plain, 1 << 20)
         for stale in target.parent.glob(f"vocab-{target.stem}-*"):
             shutil.rmtree(stale)
-        note.write_text(key)
+        key_file.write_text(key)
     return target
 
 
 def fresh(folder: Path) -> Path:
-    """Return an empty folder."""
+    """Empty a folder, or create it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what the metrics depend on besides the code, and the code's commit."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}
@@ -362,26 +355,25 @@ def describe_machine() -> dict[str, str]:
 
 
 def ids_ours(vocab: str, text: str) -> list[float]:
-    """Return MB/s of a first pass with a fresh encoder, and of a second one that knows every chunk."""
+    """Return MB/s of a first pass of the encoder, and of a second pass with all chunks in its cache."""
     tokenizer = Tokenizer.load(Path(vocab))
     blocks = [with_starts(block) for block in blocks_of(Path(text))]
     megabytes = sum(len(block) for block, _ in blocks) / 1e6
-    begin = time.perf_counter()
+    times = [time.perf_counter()]
     encoder = Encoder(tokenizer)
-    for block, starts in blocks:
-        encoder.encode(block, starts)
-    middle = time.perf_counter()
-    for block, starts in blocks:
-        encoder.encode(block, starts)
-    return [megabytes / (middle - begin), megabytes / (time.perf_counter() - middle)]
+    for _ in range(2):
+        for block, starts in blocks:
+            encoder.encode(block, starts)
+        times.append(time.perf_counter())
+    return [megabytes / (end - begin) for begin, end in itertools.pairwise(times)]
 
 
 def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
-    """Return MB/s of `encode_batch_fast` on sentences that are Python strings already."""
+    """Return MB/s of `encode_batch_fast` on Python strings, without the time to read them."""
     backend = library_tokenizer(Path(vocab))
     content = slice_of(Path(text), int(slice_bytes))
-    found = content.decode().split("\n")
-    batches = [found[first : first + PEER_SENTENCES] for first in range(0, len(found), PEER_SENTENCES)]
+    lines = content.decode().split("\n")
+    batches = [lines[first : first + PEER_SENTENCES] for first in range(0, len(lines), PEER_SENTENCES)]
     begin = time.perf_counter()
     for batch in batches:
         backend.encode_batch_fast(batch, add_special_tokens=False)
@@ -389,13 +381,13 @@ def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
 
 
 def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
-    """Whether ours and the library give the same ids, sentence by sentence."""
+    """Return whether the encoder and `tokenizers` give the same ids for every sentence."""
     content = slice_of(Path(text), int(slice_bytes))
     block, starts = with_starts(content)
     ids, offsets = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
-    backend, found, first = library_tokenizer(Path(vocab)), content.decode().split("\n"), 0
-    for first in range(0, len(found), PEER_SENTENCES):
-        encodings = backend.encode_batch_fast(found[first : first + PEER_SENTENCES], add_special_tokens=False)
+    backend, lines = library_tokenizer(Path(vocab)), content.decode().split("\n")
+    for first in range(0, len(lines), PEER_SENTENCES):
+        encodings = backend.encode_batch_fast(lines[first : first + PEER_SENTENCES], add_special_tokens=False)
         lengths = [len(encoding.ids) for encoding in encodings]
         flat = np.array([token for encoding in encodings for token in encoding.ids], dtype=ids.dtype)
         span = offsets[first : first + len(encodings) + 1]
@@ -405,7 +397,6 @@ def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
 
 
 def vocab_peer(text: str, size: str) -> int:
-    """Train the library's vocabulary; returns its size."""
     from tokenizers import BertWordPieceTokenizer
 
     trained = BertWordPieceTokenizer()
@@ -417,57 +408,51 @@ def library_tokenizer(vocab: Path) -> Any:
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_file(str(vocab / "tokenizer.json"))
-    backend.encode_special_tokens = True  # text such as [MASK] is text, as it is with us
+    backend.encode_special_tokens = True  # encode "[MASK]" in a text as text, as our encoder does
     return backend
 
 
 def blocks_of(text: Path) -> Iterator[bytes]:
-    """Yield the sentences of a corpus in blocks that end at line ends, without the blank lines."""
+    """Yield the sentences of a corpus in blocks of whole lines, without blank lines."""
     with text.open("rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             yield b"".join(line for line in lines if line.strip()).removesuffix(b"\n")
 
 
 def slice_of(text: Path, num_bytes: int) -> bytes:
-    """Return about `num_bytes` of sentences, taken evenly from the whole corpus."""
+    """Return about `num_bytes` of sentences, sampled evenly from the corpus."""
     with text.open("rb") as file:
         lines = [line for line in file if line.strip()]
-    every = max(1, round(sum(map(len, lines)) / num_bytes))
-    runs = [lines[first : first + 100] for first in range(0, len(lines), 100)]
-    return b"".join(line for run in runs[::every] for line in run).removesuffix(b"\n")
+    step = 100 * max(1, round(sum(map(len, lines)) / num_bytes))
+    return b"".join(b"".join(lines[first : first + 100]) for first in range(0, len(lines), step)).removesuffix(b"\n")
 
 
 def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return text as the encoder takes it: bytes, and where sentences begin."""
+    """Return the inputs of the encoder: the bytes of a text, and the offset of each sentence."""
     text = np.frombuffer(block, dtype=np.uint8)
     return text, np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
 
 
 def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
-    """Write sentences of a text, drawn again and again, in a shape that corpora have; returns the inputs."""
+    """Write a corpus of random sentences of a text in one of `SHAPES`, and return its input paths."""
     import datasets
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sentences = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line]
-    draw, place = np.random.default_rng(len(kind)), Path(target)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    draw, place = np.random.default_rng(len(kind)), fresh(Path(target))
     if kind == "mix":
         share = str(float(megabytes) / len(SHAPES[:-1]))
-        return [found for each in SHAPES[:-1] for found in shape(text, each, share, str(place / each))]
-    length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences of a document
+        return [path for each in SHAPES[:-1] for path in shape(text, each, share, str(place / each))]
+    length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences per document of about 7 kB
     rows = ("\n".join(sentences[place] for place in draw.integers(0, len(sentences), max(2, draw.poisson(length))))
             for _ in range(round(float(megabytes) * 1e6 / 7000)))  # fmt: skip
     if kind == "small files":
         for number, row in enumerate(rows):
             (place / f"{number:07}.txt").write_text(row, encoding="utf-8")
-    elif kind == "text":
-        with (place / "a.txt").open("w", encoding="utf-8") as file:
-            file.writelines(f"{row}\n\n" for row in rows)
-    elif kind == "jsonl":
-        with (place / "a.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
+    elif kind in ("text", "jsonl"):
+        with (place / f"a.{'txt' if kind == 'text' else 'jsonl'}").open("w", encoding="utf-8") as file:
+            file.writelines(f"{row}\n\n" if kind == "text" else json.dumps({"text": row}) + "\n" for row in rows)
     else:
         table = pa.table({"text": list(rows)})
         if kind == "save_to_disk":
@@ -478,9 +463,9 @@ def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
 
 
 def merge(text: str, number: str) -> tuple[float, int]:
-    """Return the seconds of merging `number` tables on two workers, and the chunks of each.
+    """Return the seconds to merge `number` tables of counts on two workers, and the number of chunks of a table.
 
-    A table is the counts of 32 MB of a text; one chunk in ten is in no other table.
+    A table has the counts of 32 MB of a text. One chunk in ten is in no other table.
     """
     config = load_config()
     (source,) = resolve([text], config.data)
@@ -488,12 +473,11 @@ def merge(text: str, number: str) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(each)) for each in range(int(number))]
         for table, file in enumerate(files):
-            some = enumerate(chunks.items())
-            Counts(
-                Counter(
-                    {b"%d %s" % (table, chunk) if rank % 10 == 0 else chunk: count for rank, (chunk, count) in some}
-                )
-            ).save(file)
+            renamed = {
+                b"%d %s" % (table, chunk) if rank % 10 == 0 else chunk: count
+                for rank, (chunk, count) in enumerate(chunks.items())
+            }
+            Counts(Counter(renamed)).save(file)
         with LocalPool(2) as pool:
             begin = time.perf_counter()
             merge_counts(files, pool)

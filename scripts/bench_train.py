@@ -1,14 +1,13 @@
-"""Our training step against `BertForPreTraining` of transformers: same shapes, same real examples, same precision.
+"""Compare our training step with `BertForPreTraining` of transformers: same shapes, examples and precision.
 
-The peer gets its examples padded to the longest length the data allows, as its users pad them, and computes the logits
-of every position; on CUDA it runs eager and compiled. Both run forward, backward, clipping and AdamW. Each has a
-process of its own; steps are timed in turn. The table shows medians, and the spread of the ratio between its quartiles.
-MFU counts the operations of real tokens, over what a large matrix product reaches here in the same minute, and over the
-data sheet's peak of a known card.
+The peer pads its examples to the maximum length and computes the logits of all positions. On CUDA it runs eager and
+compiled. A step is forward, backward, gradient clipping and AdamW. Both run in separate processes, and their steps are
+timed alternately. The table shows medians, and the quartiles of the ratio. MFU counts the operations of real tokens,
+relative to the measured speed of a large matrix product and to the peak in the data sheet of known GPUs.
 
     python scripts/bench_train.py DATA_FOLDER [--sizes 2x128 4x256 12x768] [--examples 64] [--pairs 5] [--device cpu]
 
-`--json FILE` appends each row as a line of JSON as well.
+`--json FILE` appends the rows to a file.
 """
 
 import argparse
@@ -50,24 +49,20 @@ LEARNING_RATE = 1e-4
 
 @dataclass
 class Recipe:
-    """A training step of ours."""
+    """The configuration of a training step."""
 
     folder: DataFolder
     device: torch.device
     precision: hardware.Precision
     vocab_size: int
-    size: str
-    """Layers x hidden size."""
+    size: str  # layers x hidden size
     examples: int
-    dropout: float = 0.0
-    """Dropout of the hidden states."""
+    dropout: float = 0.0  # of the hidden states
     attention_dropout: float = 0.0
-    train: dict[str, Any] = field(default_factory=dict)
-    """Keys of the section `train`."""
+    train: dict[str, Any] = field(default_factory=dict)  # keys of the section `train`
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
-        """Return the step that the command line asks for."""
         folder, device = DataFolder.open(arguments.data), hardware.choose_device(arguments.device)
         vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
         precision = hardware.choose_precision(arguments.precision, device)
@@ -77,40 +72,29 @@ class Recipe:
     def model_config(self) -> ModelConfig:
         layers, hidden = (int(number) for number in self.size.split("x"))
         return ModelConfig(
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden,
-            hidden_dropout_prob=self.dropout,
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden, hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.attention_dropout,
             max_position_embeddings=max(512, self.folder.max_seq_length),
-        )
+        )  # fmt: skip
 
-    def batches(
-        self, micro_batch_tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False
-    ) -> TrainingData:
+    def batches(self, tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False) -> TrainingData:
         return TrainingData(
-            self.folder,
-            seed=SEED,
-            global_batch_size=self.examples,
-            micro_batch_tokens=micro_batch_tokens,
-            static_shapes=compiled,
+            self.folder, seed=SEED, global_batch_size=self.examples, micro_batch_tokens=tokens, static_shapes=compiled
         )
 
 
 def add_step_arguments(parser: argparse.ArgumentParser, *, examples: int, dropout: float) -> None:
-    """Add the arguments that say which step is measured."""
     parser.add_argument("data", type=Path)
     parser.add_argument("--examples", type=int, default=examples)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--dropout", type=float, default=dropout, help="0 lets our step use flash attention")
-    parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as lines of JSON")
+    parser.add_argument("--dropout", type=float, default=dropout, help="0 allows flash attention in our step")
+    parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than in the data")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as JSON lines")
 
 
 def append_json(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    """Append rows as lines of JSON, if a file is named."""
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -120,15 +104,15 @@ def main() -> None:
     arguments = parse_arguments()
     recipe = Recipe.of(arguments, arguments.sizes[0])
     if arguments.contestant:
-        contend(recipe, arguments.contestant)
+        serve(recipe, arguments.contestant)
         return
     folder, device, precision = recipe.folder, recipe.device, recipe.precision
-    lengths = f"{sum(r.tokens for r in folder.shards('train')) / folder.rows('train'):.0f} real tokens of at most"
+    mean_tokens = sum(record.tokens for record in folder.shards("train")) / folder.rows("train")
     print(
         f"{device_name(device)}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, "
-        f"transformers {transformers_version()}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
-        f"{recipe.vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
-        "TFLOP/s\n\n"
+        f"transformers {transformers_version()}, {arguments.examples} examples of {mean_tokens:.0f} real tokens of at "
+        f"most {folder.max_seq_length}, {recipe.vocab_size} tokens\n"
+        f"large matrix product: {matmul_flops(device, precision.dtype) / 1e12:.3g} TFLOP/s\n\n"
         "| size | step | examples/s | real tokens/s | MFU of the product | of the data sheet | peak memory | ours over"
         " it (quartiles) |\n|---|---|---|---|---|---|---|---|"
     )
@@ -142,77 +126,66 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", "--size", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
-    parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit, to compare with it")
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit to compare with")
     parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
-    """Time one size and print its lines."""
     peers = arguments.peers or (["eager", "compiled"] if recipe.device.type == "cuda" else ["eager"])
     if transformers_version() is None:
-        print("transformers is not installed: there is no peer")
+        print("transformers is not installed: only our step is timed")
         peers = []
     if arguments.old is not None:
         peers = ["old", *peers]
     batch = recipe.batches().global_batch(0)
     with contextlib.ExitStack() as stack:
-        # All start before the first one is asked, so that their imports take no time in turn.
-        contestants = {name: stack.enter_context(Contestant(name, recipe.size, arguments)) for name in ("ours", *peers)}
+        # Start all processes before the first request, so that they import in parallel.
+        contestants = {name: Contestant(name, recipe.size, arguments) for name in ("ours", *peers)}
+        for contestant in contestants.values():
+            stack.callback(contestant.close)
         for contestant in contestants.values():
             for _ in range(WARM_UP_STEPS):
-                contestant.ask("step")
+                contestant.request("step")
         times = {name: np.zeros(arguments.pairs) for name in contestants}
-        ceiling = np.zeros(arguments.pairs)
+        flops = np.zeros(arguments.pairs)
         for pair in range(arguments.pairs):
-            ceiling[pair] = product_ceiling(recipe.device, recipe.precision.dtype)
+            flops[pair] = matmul_flops(recipe.device, recipe.precision.dtype)
             for name, contestant in contestants.items():
-                times[name][pair] = contestant.ask("step")
-        memory = {name: contestant.ask("peak") for name, contestant in contestants.items()}
+                times[name][pair] = contestant.request("step")
+        memory = {name: contestant.request("peak") for name, contestant in contestants.items()}
     for name in contestants:
-        row = result_row(recipe, name, batch, times, float(np.median(ceiling)), memory)
+        row = result_row(recipe, name, batch, times, float(np.median(flops)), memory)
         print(table_line(row), flush=True)
         append_json(arguments.json, [row])
 
 
 def result_row(
-    recipe: Recipe,
-    name: str,
-    batch: GlobalBatch,
-    times: dict[str, np.ndarray],
-    ceiling: float,
+    recipe: Recipe, name: str, batch: GlobalBatch, times: dict[str, np.ndarray], product_flops: float,
     memory: dict[str, float],
-) -> dict[str, Any]:
-    """Return one contestant's row, from seconds, FLOP/s of a large product and bytes of memory."""
+) -> dict[str, Any]:  # fmt: skip
+    """Return the row of a contestant.
+
+    `times` are in seconds, `product_flops` is the FLOP/s of a large matrix product, `memory` is in bytes.
+    """
     seconds = float(np.median(times[name]))
     low, middle, high = (float(value) for value in np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]))
-    rate = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
+    flops = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
     peak = peak_flops(recipe.device, recipe.precision.dtype)
+    examples, tokens, is_peer = batch.num_sequences, batch.num_tokens, name != "ours"
     return {
-        "size": f"L{recipe.size.replace('x', '-H')}",
-        "max_seq_length": recipe.folder.max_seq_length,
-        "step": name,
-        "examples": batch.num_sequences,
-        "tokens": batch.num_tokens,
-        "step_seconds": seconds,
-        "examples_per_second": batch.num_sequences / seconds,
-        "tokens_per_second": batch.num_tokens / seconds,
-        "product_flops": ceiling,
-        "mfu_of_product": rate / ceiling,
-        "mfu": rate / peak if peak else None,
-        "peak_memory_bytes": int(memory[name]),
-        "memory_over_it": None if name == "ours" else memory["ours"] / memory[name],
-        "ours_over_it": None if name == "ours" else middle,
-        "ours_over_it_quartiles": None if name == "ours" else [low, high],
-        "device": device_name(recipe.device),
-        "precision": recipe.precision.name,
-        "torch": torch.__version__,
+        "size": f"L{recipe.size.replace('x', '-H')}", "max_seq_length": recipe.folder.max_seq_length, "step": name,
+        "examples": examples, "tokens": tokens, "step_seconds": seconds, "examples_per_second": examples / seconds,
+        "tokens_per_second": tokens / seconds,
+        "product_flops": product_flops, "mfu_of_product": flops / product_flops, "mfu": flops / peak if peak else None,
+        "peak_memory_bytes": int(memory[name]), "memory_over_it": memory["ours"] / memory[name] if is_peer else None,
+        "ours_over_it": middle if is_peer else None, "ours_over_it_quartiles": [low, high] if is_peer else None,
+        "device": device_name(recipe.device), "precision": recipe.precision.name, "torch": torch.__version__,
         "transformers": transformers_version(),
-    }
+    }  # fmt: skip
 
 
 def table_line(row: dict[str, Any]) -> str:
-    """Return a row as a line of the Markdown table."""
     ratio, memory = "", f"{row['peak_memory_bytes'] / 2**30:.2f} GiB"
     mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
     if row["ours_over_it"] is not None:
@@ -226,7 +199,7 @@ def table_line(row: dict[str, Any]) -> str:
 
 
 class Contestant:
-    """One side of the comparison in a process of its own, so that neither's memory and settings touch the other's."""
+    """A process that runs one of the compared steps, so that they share neither memory nor settings."""
 
     def __init__(self, name: str, size: str, arguments: argparse.Namespace) -> None:
         script, environment = Path(__file__).resolve(), dict(os.environ)
@@ -241,40 +214,37 @@ class Contestant:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def ask(self, question: str) -> float:
-        """Let it take a `step` and return the seconds, or return its `peak` memory in bytes."""
+    def request(self, name: str) -> float:
+        """Return the seconds of one "step", or the "peak" memory in bytes."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(question, file=self._process.stdin, flush=True)
+        print(name, file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
-            raise SystemExit(f"a contestant left with exit code {self._process.wait()}")
+            raise SystemExit(f"a benchmark process failed with exit code {self._process.wait()}")
         return float(answer)
 
-    def __enter__(self) -> "Contestant":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._process.communicate("")
 
 
-def contend(recipe: Recipe, name: str) -> None:
-    """Be a contestant: answer the questions that come in, one a line."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what is printed besides is no answer
+def serve(recipe: Recipe, name: str) -> None:
+    """Answer the requests of a `Contestant`, one per line of the standard input."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # only answers may be printed to the standard output
     if name != "ours":
-        import transformers  # noqa: F401  (before memory is watched: importing it is no part of a step)
-    start_of_memory = watch_memory(recipe.device)
+        import transformers  # noqa: F401  (its memory is not part of a step)
+    memory_before = initial_memory(recipe.device)
     if name == "ours":
         ours, (batch,) = build(recipe, 1)
     step = (lambda: ours.take(batch)) if name == "ours" else peer(recipe, compiled=name == "compiled")
-    for question in sys.stdin:
-        is_step = question.strip() == "step"
-        answer = timed(step, recipe.device) if is_step else peak_memory(recipe.device) - start_of_memory
+    for request in sys.stdin:
+        is_step = request.strip() == "step"
+        answer = timed(step, recipe.device) if is_step else peak_memory(recipe.device) - memory_before
         print(answer, file=answers, flush=True)
 
 
 class Step:
-    """A training step of ours with its state."""
+    """Our training step with its state."""
 
     def __init__(self, recipe: Recipe, network: PretrainingLoss, model: BertForPreTraining, train: TrainConfig) -> None:
         self._recipe, self._network = recipe, network
@@ -282,7 +252,6 @@ class Step:
         self._graphs = StepGraphs(model, self._optimizers, recipe.precision.dtype) if network.compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
-        """Update the weights by a batch."""
         self._sums.zero_()
         train_step(
             self._network, self._optimizers, batch, self._sums, seed=1, step=0, learning_rate=LEARNING_RATE,
@@ -291,7 +260,7 @@ class Step:
 
 
 def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
-    """Return a training step of ours, and its first batches on the device."""
+    """Return our training step, and its first batches on the device."""
     config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
     cores.owns_process = True
     hardware.keep_freed_memory(device)
@@ -316,7 +285,7 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
 
 
 def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
-    """Return one optimizer step of `BertForPreTraining` on the same examples, padded."""
+    """Return the optimizer step of `BertForPreTraining` on the same examples, padded."""
     import transformers
 
     device, dtype, names = recipe.device, recipe.precision.dtype, recipe.model_config().model_dump()
@@ -325,7 +294,7 @@ def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
     network = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     loader = recipe.folder.loader("train", batch_size=recipe.examples, seed=SEED, padding="max_length")
-    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # step 0 of ours
+    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # same batch
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -338,28 +307,28 @@ def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
     return step
 
 
-def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations a second of a large matrix product, the best of a few."""
+def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a large matrix product, the best of six."""
     size = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return max(2.0 * size**3 / timed(lambda: torch.mm(left, right), device) for _ in range(6))
 
 
-def watch_memory(device: torch.device) -> int:
-    """Return the memory in use, and reset its peak."""
+def initial_memory(device: torch.device) -> int:
+    """Return the memory in use in bytes. On CPU, also reset its peak, which includes imports."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # else the peak is that of importing
-    return resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    return process_memory("VmRSS")
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that were in use at once since watching began; on CPU they are resident memory."""
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM")
+    """Return the peak of the memory in bytes: allocated on CUDA, resident on CPU."""
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else process_memory("VmHWM")
 
 
-def resident(name: str) -> int:
-    """Return one of Linux's counts of this process's memory, in bytes."""
+def process_memory(name: str) -> int:
+    """Return a memory value of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
@@ -369,12 +338,11 @@ def device_name(device: torch.device) -> str:
 
 
 def transformers_version() -> str | None:
-    """Return the version of transformers, or None where it is not installed; nothing is imported."""
+    """Return the version of transformers without importing it, or None if it is not installed."""
     return importlib.metadata.version("transformers") if importlib.util.find_spec("transformers") else None
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one step."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()
@@ -385,7 +353,7 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 
 
 def step_times(step: Callable[[], object], number: int, device: torch.device) -> list[float]:
-    """Return the seconds of `number` steps, after one that is not timed, with the host running ahead."""
+    """Return the seconds of `number` steps after one that is not timed. On CUDA the host does not wait for them."""
     step()
     if device.type != "cuda":
         return [timed(step, device) for _ in range(number)]

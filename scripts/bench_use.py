@@ -1,22 +1,23 @@
-"""What models are worth in use: fine-tuned with a user's settings, next to the same networks untrained and word counts.
+"""Evaluate models in fine-tuning, and compare them with untrained networks and with word counts.
 
     python scripts/bench_use.py ROWS_FOLDER MODEL... --work OUT [--tasks en_subj en_trec] [--ways ...] [--split test]
 
-ROWS_FOLDER holds TASK.train.jsonl and TASK.test.jsonl, rows with `text` and `label`. Choices are made with
-`--split validation`, a tenth of the training rows, another one for each model. `--split test` reads the test rows,
-once, at the end. Models that differ only in the seed of pretraining are given together: a line of the table is their
-mean, least and most, and the difference of the first way to it with a 95 % interval over rows and models. Ways:
+ROWS_FOLDER has TASK.train.jsonl and TASK.test.jsonl, with rows of `text` and `label`. Use `--split validation` for all
+choices: it scores a tenth of the training rows, a different one for each model. `--split test` scores the test rows.
+Pass all models that differ only in the pretraining seed. A row of the table has their mean, minimum and maximum, and
+the difference from the first way with a 95 % interval over rows and models. The ways:
 
-    defaults     `finetune classify` as it is
-    untrained    the same with BERT's first weights, others for each model
-    own rate     BERT's first weights with AdamW at 3e-4 and 1e-3, the better one on validation rows
-    words        logistic regression on word counts (characters and pairs of them for Chinese)
-    trainer      the Trainer of `transformers` with the rate and the epochs that the model's card names
-    grid         the best of 3 rates, 2 numbers of epochs and 2 dropouts of AdamW on validation rows
-    features     logistic regression (C = 10) on the mean of the layer that is best on validation rows; also untrained
+    defaults     `finetune classify` with its defaults
+    untrained    the same with randomly initialized weights
+    own rate     random weights with AdamW at 3e-4 or 1e-3, the better one on validation rows
+    words        logistic regression on word counts; for Chinese, on counts of characters and character pairs
+    trainer      the Trainer of `transformers` with the learning rate and epochs in the model card
+    grid         the best of 3 learning rates, 2 numbers of epochs and 2 dropout rates on validation rows
+    features     logistic regression (C = 10) on the mean of the layer that is best on validation rows
+    features untrained  the same with random weights
 
-What is in OUT/results.jsonl is not repeated. With `--minutes`, those of each model's pretraining, the accuracies are
-appended to `--record`, and all records are drawn next to it, a panel for each task.
+Results in OUT/results.jsonl are not repeated. With `--minutes`, the pretraining time of each model, the accuracies are
+appended to the file `--record`, and all its records are plotted to a .png file next to it.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 
 Rows = list[dict[str, Any]]
+Way = Callable[[Path, "Split"], list[str]]  # (model, split) to predicted labels
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "use.jsonl"
 GRID = tuple(
     Settings(learning_rate=(3e-4, 1e-3, 2e-3), epochs=epochs, dropout=dropout)
@@ -51,17 +54,17 @@ GRID = tuple(
 
 
 class Split:
-    """The rows of a task: some are held out to choose by, some judge."""
+    """The rows of a task to train on, and the rows to score for one model."""
 
-    def __init__(self, folder: Path, task: str, split: str, number: int) -> None:
+    def __init__(self, folder: Path, task: str, split: str, model_number: int) -> None:
         rows = read(folder / f"{task}.train.jsonl")
         random.Random(7).shuffle(rows)
         tenth = len(rows) // 10
-        begin = number % 10 * tenth
-        self.judged = rows[begin : begin + tenth] if split == "validation" else read(folder / f"{task}.test.jsonl")
-        self.number = number
+        begin = model_number % 10 * tenth
+        self.model_number = model_number
+        self.scored = rows[begin : begin + tenth] if split == "validation" else read(folder / f"{task}.test.jsonl")
         self.train = rows[:begin] + rows[begin + tenth :] if split == "validation" else rows
-        self.labels = [str(row["label"]) for row in self.judged]
+        self.labels = [str(row["label"]) for row in self.scored]
 
 
 def read(path: Path) -> Rows:
@@ -73,56 +76,42 @@ def write(path: Path, rows: Rows) -> str:
     return str(path)
 
 
-def tuned(model: Path, split: Split, settings: Sequence[Settings]) -> list[str]:
-    """Return the predictions of `finetune classify` with those of some settings that are best on validation rows."""
-    found = []
+def finetuned(model: Path, split: Split, settings: Sequence[Settings]) -> list[str]:
+    """Return the predictions of `finetune classify` with the settings that are best on validation rows."""
+    results = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        train, test = write(folder / "train.jsonl", split.train), write(folder / "test.jsonl", split.judged)
+        train, test = write(folder / "train.jsonl", split.train), write(folder / "test.jsonl", split.scored)
         for number, each in enumerate(settings):
             output = finetune("classify", model, train=train, test=test, output=folder / str(number), settings=each)
             report = json.loads((output / METRICS).read_text(encoding="utf-8"))
             predictions = [str(row["prediction"]) for row in read(output / "predictions.jsonl")]
-            found.append((report["validation"]["accuracy"], predictions))
-    return max(found, key=lambda one: one[0])[1]
+            results.append((report["validation"]["accuracy"], predictions))
+    return max(results, key=lambda result: result[0])[1]
 
 
-def defaults(model: Path, split: Split) -> list[str]:
-    return tuned(model, split, [Settings()])
+def with_random_weights(way: Way) -> Way:
+    """Return a way that replaces the weights of a model by random ones."""
 
+    def predict(model: Path, split: Split) -> list[str]:
+        transformers.set_seed(split.model_number)
+        with tempfile.TemporaryDirectory() as folder:
+            BertForPreTraining(transformers.AutoConfig.from_pretrained(model)).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+            return way(Path(folder), split)
 
-def grid(model: Path, split: Split) -> list[str]:
-    return tuned(model, split, GRID)
-
-
-def untrained(model: Path, split: Split) -> list[str]:
-    with tempfile.TemporaryDirectory() as name:
-        return tuned(first_weights(model, Path(name), split), split, [Settings()])
-
-
-def own_rate(model: Path, split: Split) -> list[str]:
-    with tempfile.TemporaryDirectory() as name:
-        rates = Settings(learning_rate=(3e-4, 1e-3))
-        return tuned(first_weights(model, Path(name), split), split, [rates])
-
-
-def first_weights(model: Path, folder: Path, split: Split) -> Path:
-    """Write the network of a model with BERT's first weights."""
-    transformers.set_seed(split.number)
-    BertForPreTraining(transformers.AutoConfig.from_pretrained(model)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    return folder
+    return predict
 
 
 def words(_: Path, split: Split) -> list[str]:
     classes = sorted({str(row["label"]) for row in split.train})
     train, labels = [(row["text"],) for row in split.train], [str(row["label"]) for row in split.train]
-    scores = predict_from_words(train, labels, [(row["text"],) for row in split.judged], classes)
+    scores = predict_from_words(train, labels, [(row["text"],) for row in split.scored], classes)
     return [classes[index] for index in scores.argmax(axis=1)]
 
 
 def trainer(model: Path, split: Split) -> list[str]:
-    """Return the predictions of a plain Trainer, as the model's card writes it."""
+    """Return the predictions of a Trainer as in the example of the model card."""
     card = (model / "README.md").read_text(encoding="utf-8")
     rate, epochs = re.search(r"learning_rate=(\S+), num_train_epochs=(\d+)", card).groups()  # type: ignore[union-attr]
     classes = sorted({str(row["label"]) for row in split.train})
@@ -130,7 +119,7 @@ def trainer(model: Path, split: Split) -> list[str]:
     network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=len(classes))
     tokenizer = AutoTokenizer.from_pretrained(model)
     inputs = []
-    for rows in (split.train, split.judged):
+    for rows in (split.train, split.scored):
         encoded = tokenizer([row["text"] for row in rows], truncation=True, max_length=128)["input_ids"]
         labels = [classes.index(str(row["label"])) for row in rows]
         inputs.append([{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)])
@@ -139,55 +128,50 @@ def trainer(model: Path, split: Split) -> list[str]:
             folder, learning_rate=float(rate), num_train_epochs=int(epochs), per_device_train_batch_size=32,
             report_to="none", save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        plain: Any = Trainer(
-            network, arguments, train_dataset=inputs[0], data_collator=transformers.DataCollatorWithPadding(tokenizer)
-        )
-        plain.train()
-        scores = plain.predict(inputs[1]).predictions
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        network_trainer: Any = Trainer(network, arguments, train_dataset=inputs[0], data_collator=collator)
+        network_trainer.train()
+        scores = network_trainer.predict(inputs[1]).predictions
     return [classes[index] for index in scores.argmax(axis=1)]
 
 
 def features(model: Path, split: Split) -> list[str]:
-    vectors = {name: mean_vectors(model, rows) for name, rows in (("train", split.train), ("judged", split.judged))}
+    train, scored = mean_vectors(model, split.train), mean_vectors(model, split.scored)
     labels = [str(row["label"]) for row in split.train]
     cut = len(labels) * 9 // 10
     scores = []
-    for layer in vectors["train"]:
+    for layer in train:
         fitted = LogisticRegression(C=10, max_iter=1000).fit(layer[:cut], labels[:cut])
         scores.append(fitted.score(layer[cut:], labels[cut:]))
     best = int(np.argmax(scores))
-    fitted = LogisticRegression(C=10, max_iter=1000).fit(vectors["train"][best], labels)
-    return [str(label) for label in fitted.predict(vectors["judged"][best])]
-
-
-def features_untrained(model: Path, split: Split) -> list[str]:
-    with tempfile.TemporaryDirectory() as name:
-        return features(first_weights(model, Path(name), split), split)
+    fitted = LogisticRegression(C=10, max_iter=1000).fit(train[best], labels)
+    return [str(label) for label in fitted.predict(scored[best])]
 
 
 @torch.no_grad()
 def mean_vectors(model: Path, rows: Rows) -> list[np.ndarray]:
-    """Return the mean of each layer, the embeddings first: (rows, hidden) each."""
+    """Return the mean vectors of each layer, the embeddings first; each array is (rows, hidden)."""
     tokenizer, network = AutoTokenizer.from_pretrained(model), transformers.AutoModel.from_pretrained(model).eval()
-    found: list[list[np.ndarray]] = []
+    batches: list[list[np.ndarray]] = []
     for begin in range(0, len(rows), 64):
         texts = [row["text"] for row in rows[begin : begin + 64]]
         batch = tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")
         hidden = network(**batch, output_hidden_states=True).hidden_states
         mask = batch["attention_mask"][:, :, None]
-        found.append([((layer * mask).sum(1) / mask.sum(1)).numpy() for layer in hidden])
-    return [np.concatenate(layer) for layer in zip(*found, strict=True)]
+        batches.append([((layer * mask).sum(1) / mask.sum(1)).numpy() for layer in hidden])
+    return [np.concatenate(layer) for layer in zip(*batches, strict=True)]
 
 
-WAYS: Mapping[str, Callable[[Path, Split], list[str]]] = {
+defaults: Way = partial(finetuned, settings=[Settings()])
+WAYS: Mapping[str, Way] = {
     "defaults": defaults,
-    "untrained": untrained,
-    "own rate": own_rate,
+    "untrained": with_random_weights(defaults),
+    "own rate": with_random_weights(partial(finetuned, settings=[Settings(learning_rate=(3e-4, 1e-3))])),
     "words": words,
     "trainer": trainer,
-    "grid": grid,
+    "grid": partial(finetuned, settings=GRID),
     "features": features,
-    "features untrained": features_untrained,
+    "features untrained": with_random_weights(features),
 }
 
 
@@ -196,24 +180,24 @@ def network_of(model: Path) -> str:
     return f"L{config['num_hidden_layers']}-H{config['hidden_size']}"
 
 
-def interval(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference of (models, rows) booleans in points, and half of its 95 % interval.
+def interval(correct: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Return the difference of two accuracies in points, and the half-width of its 95 % interval.
 
-    Rows and models are both drawn: their variances add.
+    The arrays are booleans, (models, rows). Rows and models are both samples, so their variances are added.
     """
-    difference = 100 * (right.astype(float) - other.astype(float))
+    difference = 100 * (correct.astype(float) - other.astype(float))
     variance = difference.mean(axis=0).var(ddof=1) / difference.shape[1]
     if len(difference) > 1:
         variance += difference.mean(axis=1).var(ddof=1) / len(difference)
     return float(difference.mean()), 1.96 * float(np.sqrt(variance))
 
 
+# Ways without pretraining, plotted as horizontal lines.
 LINES = {"own rate": ("--", "untrained, own best rate"), "words": (":", "word counts")}
-"""Ways that no pretraining changes, as lines across the picture."""
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw accuracies in percent by task over the minutes of pretraining: mean, least and most, a line a network."""
+    """Plot the accuracies of each task over the minutes of pretraining: mean, minimum and maximum per network."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     times = sorted({row["minutes"] for row in rows})
     figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
@@ -246,46 +230,45 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=["en_subj", "en_trec"])
     parser.add_argument("--ways", nargs="+", default=["defaults", "untrained", "words"], choices=WAYS)
-    parser.add_argument("--minutes", type=float, nargs="+", default=[], help="of pretraining, one for each model")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[], help="pretraining time of each model")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    kept = args.work / "results.jsonl"
-    known = {tuple(one["key"]): one for one in (read(kept) if kept.exists() else [])}
+    results_path = args.work / "results.jsonl"
+    results = {tuple(row["key"]): row for row in (read(results_path) if results_path.exists() else [])}
     lines = []
-    measured: Rows = []
+    records: Rows = []
     for task in args.tasks:
-        right: dict[str, list[np.ndarray]] = {way: [] for way in args.ways}
+        correct: dict[str, list[np.ndarray]] = {way: [] for way in args.ways}
         seconds: dict[str, list[float]] = {way: [] for way in args.ways}
         for (number, model), way in itertools.product(enumerate(args.models), args.ways):
             key, split = (task, str(model), way, args.split), Split(args.rows, task, args.split, number)
-            if key not in known:
+            if key not in results:
                 began = time.monotonic()
                 predicted = WAYS[way](model, split)
-                known[key] = {"key": key, "predicted": predicted, "seconds": round(time.monotonic() - began)}
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(known[key]) + "\n")
-            right[way].append(np.array(known[key]["predicted"]) == np.array(split.labels))
-            seconds[way].append(known[key]["seconds"])
+                results[key] = {"key": key, "predicted": predicted, "seconds": round(time.monotonic() - began)}
+                with results_path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(results[key]) + "\n")
+            correct[way].append(np.array(results[key]["predicted"]) == np.array(split.labels))
+            seconds[way].append(results[key]["seconds"])
         first = args.ways[0]
         for way in args.ways:
-            scores = [100 * float(one.mean()) for one in right[way]]
+            scores = [100 * float(rows.mean()) for rows in correct[way]]
             for minutes, model, score in zip(args.minutes, args.models, scores, strict=False):
-                network = network_of(model)
-                row = {"task": task, "way": way, "minutes": minutes, "network": network, "accuracy": round(score, 1)}
-                measured.append(row)
-            mean, half = interval(np.stack(right[first]), np.stack(right[way]))
-            less = "" if way == first else f"{mean:+.1f} ± {half:.1f}"
+                record = {"task": task, "way": way, "minutes": minutes, "network": network_of(model)}
+                records.append({**record, "accuracy": round(score, 1)})
+            mean, half = interval(np.stack(correct[first]), np.stack(correct[way]))
+            difference = "" if way == first else f"{mean:+.1f} ± {half:.1f}"
             lines.append(
-                f"| {task} | {way} | {statistics.mean(scores):.1f} | {min(scores):.1f}–{max(scores):.1f} | {less} | "
-                f"{statistics.median(seconds[way]):.0f} |"
+                f"| {task} | {way} | {statistics.mean(scores):.1f} | {min(scores):.1f}–{max(scores):.1f} | "
+                f"{difference} | {statistics.median(seconds[way]):.0f} |"
             )
-    print(f"\n{len(args.models)} models, {args.split} rows; difference: {first} less the way, with its 95 % interval")
+    print(f"\n{len(args.models)} models, {args.split} rows; difference: {first} minus this way, with 95 % interval")
     print("\n| task | way | accuracy, % | least–most | difference | s |")
     print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
     if args.minutes:
-        write(args.record, (read(args.record) if args.record.exists() else []) + measured)
+        write(args.record, (read(args.record) if args.record.exists() else []) + records)
         draw(read(args.record), args.record.with_suffix(".png"))
 
 

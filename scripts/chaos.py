@@ -1,17 +1,19 @@
-"""A fault campaign: commands are killed, starved and fed damaged files, and repeated; what they write must not differ.
+"""Inject faults into commands: kill them, take their memory or disk, damage their files. Then repeat the command.
 
-Each fault is drawn from the seed and its number, so that one can be repeated with --only. A tiny corpus and model are
-made first, and every command runs once undisturbed. The verdict of a fault is
+A tiny corpus and model are made, and every command runs once without a fault, as the reference. A fault depends on the
+seed and its number only, so `--only` repeats it. The verdict of a fault is one of
 
-    same       the repeated command wrote the bytes of the undisturbed run
-    message    it was refused with one message, and nothing was lost: with the fault undone, the same command succeeds
-    unchecked  a damaged file of the user without a checksum was read as it is, or one that the command does not read
-    lost, silent, traceback, hang: defects. Damage accepted with exit code 0 is `silent`.
+    same       the repeated command wrote the same bytes as the reference
+    message    the command ended with one error message, and succeeded after the fault was undone
+    unchecked  the damaged file is an input of the user without a checksum, or is not read by the command
+    lost       defect: the repeated command fails
+    silent     defect: damage was accepted with exit code 0
+    traceback, hang  defects
 
     python scripts/chaos.py --faults 1000 --seed 1 [--seconds 1800] [--only 17] [--commands train fill-mask]
 
-Prints a table of commands and faults, writes every fault to chaos.jsonl, and exits with 1 when there is a defect.
-Linux only; as root it also mounts small file systems in memory, for a full disk.
+Prints a table, writes every fault to chaos.jsonl, and exits with 1 if there is a defect. Linux only. The fault "disk
+full" needs root, to mount a tmpfs.
 """
 
 import argparse
@@ -30,51 +32,35 @@ from typing import Any
 
 import chaos_trial
 from chaos_process import Action, Child, import_packages, kill_at, limit, may_mount, remount, small_disk
-from chaos_trial import (
-    COMMANDS,
-    DEFECTS,
-    HANG,
-    LOST,
-    MESSAGE,
-    NOT_READ_BACK,
-    SAME,
-    SILENT,
-    UNCHECKED,
-    Command,
-    Defect,
-    Trial,
-    files_of,
-)
+from chaos_trial import COMMANDS, DEFECTS, HANG, LOST, MESSAGE, SAME, SILENT, UNCHECKED, Command, Defect, Trial
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-ANOTHER_CONFIGURATION = "was written by another command or configuration"
 
 
 # ── signals and limits ──
 
 
-def _repeat_after(trial: Trial, child: Child, number: int) -> str:
-    """Judge a process that got a signal, and repeat: it may have ended before the signal, or not yet begun.
+def _repeat_after_signal(trial: Trial, child: Child, number: int) -> str:
+    """Check the exit code of a process that got a signal, and repeat the command.
 
-    A rank may have got SIGTERM after the end of another, too.
+    The process may have ended before the signal. A rank may also get SIGTERM, after the failure of another.
     """
     numbers = [number] if trial.command.ranks == 1 else [number, signal.SIGTERM]
     if trial.command.ranks == 1 or number != signal.SIGKILL:
-        trial.judge(child, (0, *(code for one in numbers for code in (-one, 128 + one))))
+        trial.judge(child, (0, *(code for each in numbers for code in (-each, 128 + each))))
     return trial.repeat()
 
 
 def signal_at_event(trial: Trial) -> str:
-    """A signal at the n-th file event of the process itself."""
-    number, event, rank = trial.draw.choice(SIGNALS), trial.event(), trial.draw.randrange(trial.command.ranks)
+    """Send a signal at a random file event of the process."""
+    number, event, rank = trial.draw.choice(SIGNALS), trial.draw_event(), trial.draw.randrange(trial.command.ranks)
     trial.reset()
-    children = trial.start(kill_at(trial.now, event, number), rank=rank)
+    children = trial.start(kill_at(trial.folder, event, number), rank=rank)
     trial.wait(children)
-    return _repeat_after(trial, children[rank], number)
+    return _repeat_after_signal(trial, children[rank], number)
 
 
 def signal_at_time(trial: Trial) -> str:
-    """A signal from outside, at a random moment."""
     number, rank = trial.draw.choice(SIGNALS), trial.draw.randrange(trial.command.ranks)
     delay = trial.draw.uniform(0, 1.1) * trial.reference.seconds
     trial.reset()
@@ -82,11 +68,11 @@ def signal_at_time(trial: Trial) -> str:
     children[rank].wait(delay)
     children[rank].send(number)
     trial.wait(children)
-    return _repeat_after(trial, children[rank], number)
+    return _repeat_after_signal(trial, children[rank], number)
 
 
 def two_at_once(trial: Trial) -> str:
-    """Two equal commands on one output."""
+    """Run the command twice at the same time, with the same output."""
     delay = trial.draw.uniform(0, 0.8) * trial.reference.seconds
     trial.reset()
     (first,) = trial.start()
@@ -102,38 +88,35 @@ def two_at_once(trial: Trial) -> str:
 
 
 def few_descriptors(trial: Trial) -> str:
-    """A low limit of open files; with fewer than six, Python itself cannot import a module."""
-    return _survives(trial, limit("RLIMIT_NOFILE", trial.draw.randint(6, 40)))
+    """Limit the number of open files. With fewer than six, Python itself cannot import a module."""
+    return _run_limited(trial, limit("RLIMIT_NOFILE", trial.draw.randint(6, 40)))
 
 
 def little_memory(trial: Trial) -> str:
-    """A low limit of memory; where C++, Rust or the loader of libraries cannot allocate, they end the process."""
-    return _survives(trial, limit("RLIMIT_AS", int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, 127, -signal.SIGABRT))
+    """Limit the memory. C++, Rust and the dynamic loader abort the process if they cannot allocate."""
+    codes = (0, 1, 2, 127, -signal.SIGABRT)
+    return _run_limited(trial, limit("RLIMIT_AS", int(2 ** trial.draw.uniform(20, 28))), codes)
 
 
-def _survives(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) -> str:
-    """Run with a fault of the process; its outputs, or those of the repeated command, must be the undisturbed ones."""
+def _run_limited(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) -> str:
+    """Run the command with a limit, and repeat it without."""
     trial.reset()
     child = trial.run(codes, plant)
-    unequal = [name for name in trial.differences(child) if name != "standard output"]
-    if child.code == 0 and unequal:
-        raise Defect(SILENT, f"other bytes: {', '.join(unequal[:4])}")
+    different = [name for name in trial.differences(child) if name != "standard output"]
+    if child.code == 0 and different:
+        raise Defect(SILENT, f"other bytes: {', '.join(different[:4])}")
     trial.repeat()
     return MESSAGE if child.code in (1, 2) else SAME
 
 
-# ── disks ──
-
-
 def disk_full(trial: Trial) -> str:
-    """A disk that is full before the end."""
-    with small_disk(trial.now):
+    with small_disk(trial.folder):
         trial.reset()
-        found = os.statvfs(trial.now)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        remount(trial.now, f"size={used + 4096 + int(trial.draw.uniform(0, 1.1) * trial.reference.num_bytes)}")
+        disk = os.statvfs(trial.folder)
+        used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        remount(trial.folder, f"size={used + 4096 + int(trial.draw.uniform(0, 1.1) * trial.reference.num_bytes)}")
         child = trial.run((0, 2))
-        remount(trial.now)
+        remount(trial.folder)
         trial.repeat()
         return MESSAGE if child.code else SAME
 
@@ -142,27 +125,26 @@ def disk_full(trial: Trial) -> str:
 
 
 def damage_input(trial: Trial) -> str:
-    """A damaged file among the inputs."""
     trial.reset()
-    return _damaged(trial, [file for name in trial.command.needs for file in files_of(trial.now / name)])
+    inputs = (trial.folder / name for name in trial.command.inputs)
+    return _run_damaged(trial, [file for path in inputs for file in chaos_trial.files_of(path)])
 
 
 def damage_unfinished(trial: Trial) -> str:
-    """A killed command, and a damaged file among those it has left."""
+    """Kill the command, and damage a file that it has written."""
     trial.reset()
-    trial.wait(trial.start(kill_at(trial.now, trial.event())))
-    return _damaged(trial, trial.written())
+    trial.wait(trial.start(kill_at(trial.folder, trial.draw_event())))
+    return _run_damaged(trial, trial.written())
 
 
 def damage_finished(trial: Trial) -> str:
-    """A damaged file in a finished output, and the same command again."""
     trial.reset(finished=True)
-    trial.checks = True
-    return _damaged(trial, trial.written())
+    trial.verifies = True
+    return _run_damaged(trial, trial.written())
 
 
 def damage(path: Path, draw: random.Random) -> str:
-    """Damage a file, and return how."""
+    """Damage a file, and return the kind of damage."""
     content = path.read_bytes()
     how = draw.choice(("bit", "bit", "bit", "cut", "cut", "zeros", "empty", "deleted", "longer"))
     place = draw.randrange(max(1, len(content)))
@@ -183,12 +165,12 @@ def damage(path: Path, draw: random.Random) -> str:
     return how
 
 
-def _damaged(trial: Trial, files: Sequence[Path]) -> str:
-    """Damage one of the files, run the command, and judge whether it has noticed."""
+def _run_damaged(trial: Trial, files: Sequence[Path]) -> str:
+    """Damage one of the files, run the command, and check that it detects the damage."""
     if not files:
         return trial.repeat()
     file = trial.draw.choice(files)
-    name = file.relative_to(trial.now)
+    name = file.relative_to(trial.folder)
     original, status = file.read_bytes(), file.stat()
     how = f"{damage(file, trial.draw)} {name}"
     trial.log.append({"damage": how})
@@ -196,45 +178,46 @@ def _damaged(trial: Trial, files: Sequence[Path]) -> str:
     try:
         child = trial.run((0, 1, 2))
     except Defect as defect:
-        if defect.verdict == HANG and name.suffix == ".yaml" and any(trial.now.rglob("metrics.jsonl")):
-            return UNCHECKED  # another configuration was read, and its longer training has begun
+        if defect.verdict == HANG and name.suffix == ".yaml" and any(trial.folder.rglob("metrics.jsonl")):
+            return UNCHECKED  # the damaged configuration is valid, and asks for a longer training
         raise
     if child.code:
-        return _undone(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
+        return _repeat_undamaged(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
     differences = trial.differences(child)
     if differences and name.parts[0] in chaos_trial.USER_FILES:
         return UNCHECKED
-    found = file.read_bytes() if file.exists() else None
-    is_left = damaged != original and found == damaged and (trial.bench.finished(trial.command) / name).exists()
-    if is_left and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
-        if NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
+    after = file.read_bytes() if file.exists() else None
+    is_unrepaired = damaged != original and after == damaged and (trial.bench.finished(trial.command) / name).exists()
+    if is_unrepaired and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
+        if chaos_trial.NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
             return UNCHECKED
-        raise Defect(SILENT, f"{how}: left as it is, exit 0")
+        raise Defect(SILENT, f"{how}: not repaired, exit code 0")
     if differences:
         raise Defect(SILENT, f"{how}: accepted, other bytes: {', '.join(differences[:4])}")
     return SAME
 
 
 def _is_older_checkpoint(trial: Trial, file: Path) -> bool:
-    """Whether a file is in a checkpoint that is not read: of a finished run any, else not the last."""
+    """Return whether a file is in a checkpoint that is not read: a finished run reads none, others the last one."""
     checkpoint = next((path for path in file.parents if path.parent.name == "checkpoints"), None)
-    return checkpoint is not None and (trial.checks or checkpoint != max(checkpoint.parent.glob("step-*")))
+    return checkpoint is not None and (trial.verifies or checkpoint != max(checkpoint.parent.glob("step-*")))
 
 
-def _undone(trial: Trial, file: Path, original: bytes, times: tuple[int, int], how: str) -> str:
-    """After a message: with the file as it was, the command must succeed."""
+def _repeat_undamaged(trial: Trial, file: Path, original: bytes, times: tuple[int, int], how: str) -> str:
+    """Restore a file after an error message, and check that the command succeeds."""
     if file.parent.is_dir():
         file.write_bytes(original)
         os.utime(file, ns=times)  # part of the identity of an input
     try:
         trial.repeat()
     except Defect as defect:
-        if file.suffix == ".yaml" and ANOTHER_CONFIGURATION in str(defect):
-            return UNCHECKED  # a valid configuration, by which the first stages have written
+        if file.suffix == ".yaml" and "was written by another command or configuration" in str(defect):
+            return UNCHECKED  # the damaged configuration was valid, and the first stages have used it
         raise Defect(defect.verdict, f"{how}; after it is undone: {defect}") from None
     return MESSAGE
 
 
+# Each function returns a verdict or raises `Defect`. The number is the weight with which it is drawn.
 FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
     "signal at a file event": (signal_at_event, 4),
     "signal at a moment": (signal_at_time, 2),
@@ -246,7 +229,6 @@ FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
     "little memory": (little_memory, 1),
     "disk full": (disk_full, 2),
 }
-"""Each returns a verdict or raises `Defect`; the number is how often it is drawn."""
 
 
 # ── the campaign ──
@@ -255,13 +237,13 @@ FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
 def main() -> int:
     arguments = parse_arguments()
     commands = [command for command in COMMANDS if command.name in (arguments.commands or command.name)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background would let commands ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell runs this in the background
     if {command.name for command in commands} <= {"vocab", "make-data"}:  # without torch
         import_packages(("bert_pretrain.cli", "bert_pretrain.vocab", "bert_pretrain.make_data"), ())
     else:
         import_packages()
     memory = Path("/dev/shm")
-    # Not a TemporaryDirectory, which the forks would remove at their exit.
+    # Not a TemporaryDirectory: a fork would remove it at its exit.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
     outcomes: list[dict[str, Any]] = []
     try:
@@ -275,32 +257,32 @@ def main() -> int:
                 outcomes.append(try_fault(bench, commands, number, arguments.seed))
                 print(json.dumps(outcomes[-1], ensure_ascii=False), file=file, flush=True)
                 if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
-                    _print(outcomes[-1], whole=bool(arguments.only))
+                    _print(outcomes[-1], with_output=bool(arguments.only))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(table(outcomes)))
     num_defects = sum(outcome["verdict"] in DEFECTS for outcome in outcomes)
-    print(f"\n{len(outcomes):,} faults, {num_defects} defects: {arguments.output}")
+    print(f"\n{len(outcomes):,} faults, {num_defects} defects, written to {arguments.output}")
     return int(num_defects > 0)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--faults", type=int, default=1000, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices")
+    parser.add_argument("--faults", type=int, default=1000, help="number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="the numbers of single faults, to repeat them")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of the faults to repeat")
     parser.add_argument("--commands", nargs="+", choices=[command.name for command in COMMANDS], help="all by default")
-    parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="a line per fault")
+    parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="JSON lines, one per fault")
     return parser.parse_args()
 
 
 def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command, str, random.Random]:
-    """Return the command and the fault of a number, and what all further choices are drawn from."""
+    """Return the command and the fault of a number, and the random generator for all further choices."""
     draw = random.Random(f"{seed} {number}")
     command = draw.choices(commands, [command.share for command in commands])[0]
     weights = {name: weight for name, (_, weight) in FAULTS.items()}
-    if command.ranks > 1:  # the others are those of one process
+    if command.ranks > 1:  # the other faults are for a single process
         weights = {name: weight for name, weight in weights.items() if name.startswith("signal at ")}
     elif not may_mount():
         del weights["disk full"]
@@ -308,26 +290,27 @@ def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command
 
 
 def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
-    """Try the fault of a number, and return its outcome."""
     command, fault, draw = choose(commands, number, seed)
     trial, began = Trial(bench, command, draw), time.monotonic()
     try:
         verdict, detail = FAULTS[fault][0](trial), ""
     except Defect as defect:
         verdict, detail = defect.verdict, str(defect)
-    found = {"number": number, "seed": seed, "command": command.name, "fault": fault, "verdict": verdict}
-    return {**found, "detail": detail, "processes": trial.log, "seconds": time.monotonic() - began}
+    return {
+        "number": number, "seed": seed, "command": command.name, "fault": fault, "verdict": verdict, "detail": detail,
+        "processes": trial.log, "seconds": time.monotonic() - began,
+    }  # fmt: skip
 
 
-def _print(outcome: dict[str, Any], *, whole: bool) -> None:
+def _print(outcome: dict[str, Any], *, with_output: bool) -> None:
     print("{number}: {command}, {fault}: {verdict}: {detail}".format(**outcome), flush=True)
-    for entry in outcome["processes"] if whole else ():
+    for entry in outcome["processes"] if with_output else ():
         print("   ", {key: value for key, value in entry.items() if key != "said"})
         print("\n".join(f"        {line}" for line in entry.get("said", ())))
 
 
 def table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the lines of a Markdown table: each command and each fault with the counts of its verdicts."""
+    """Return a Markdown table with the counts of verdicts of each command and each fault."""
     lines = [f"| | {' | '.join(chaos_trial.VERDICTS)} |", "|---|" + "---:|" * len(chaos_trial.VERDICTS)]
     groups = [("command", command.name) for command in COMMANDS] + [("fault", name) for name in FAULTS]
     for key, name in [*groups, (None, "all")]:

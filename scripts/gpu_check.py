@@ -1,7 +1,7 @@
-"""All that only a GPU can show, in one command that ends within its limit: the most valuable first.
+"""Run all checks that need a GPU within a time limit, the most valuable ones first.
 
-Each part is a process of its own with a limit of its own; what fails or does not fit says so and stops nothing. Results
-are in FOLDER, complete after every part; examples and runs go to a folder of work. The exit code is that of the tests.
+Each part runs in its own process with its own limit. A part that fails, or for which no time is left, does not stop the
+others. Results are written to FOLDER after every part. The exit code is that of the tests.
 
     scripts/gpu_check.sh [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER]
 """
@@ -18,29 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-Found = tuple[list[Row], str]
-"""Rows, and a remark on the outcome or nothing."""
+PartResult = tuple[list[Row], str]  # rows, and a remark on the outcome
 REPOSITORY = Path(__file__).resolve().parents[1]
 PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
-ROWS_OF_BERT, PYDOC_VOCABULARY = 30522, 8192
-AUTO_SECONDS, LEAST_AUTO_SECONDS, AROUND_AUTO_SECONDS = 240.0, 120.0, 20.0
-SMALL_FACTOR = 4.0
-"""What limits are multiplied by in small, where they end nothing but what hangs."""
+BERT_VOCAB_SIZE, PYDOC_VOCAB_SIZE = 30522, 8192
+AUTO_SECONDS, MIN_AUTO_SECONDS, AUTO_OVERHEAD_SECONDS = 240.0, 120.0, 20.0
 DEFAULT_LIMIT = 540.0
-END_SECONDS = 5.0
-"""Kept back of the limit, for what comes after the last part."""
-GRACE_SECONDS = 10.0
-"""Between SIGTERM and SIGKILL of a part that is over its limit: a training run saves a checkpoint."""
-TEST_PROCESSES = 6
-"""Processes for tests, which mostly compile: 34 tests took 51 s on an H200 with 16 cores."""
-SHOWN_LINES, KEPT_CHARACTERS = 15, 400_000
-MACHINE = """
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, for a training run to save a checkpoint
+TEST_PROCESSES = 6  # the tests mostly compile: 34 tests take 51 s on an H200 with 16 cores
+# Run in a new process, so that this one holds no memory on the GPU.
+DESCRIBE_MACHINE = """
 import json, os, platform, sys, torch
 from importlib import metadata, util
 cuda = torch.cuda.is_available()
@@ -50,53 +44,43 @@ print(json.dumps({
     "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
 }))
 """
-"""A process of its own, so that this one holds nothing on the card."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     output: Path
     work: Path
     corpus: Path | None = None
     device: str = "cuda"
-    is_small: bool = False
-    """Tiny sizes, to try all of it on a CPU."""
-    old: Path | None = None
-    """A checkout of an older commit, whose step is timed too."""
+    is_small: bool = False  # tiny sizes, to test this script on a CPU
+    old: Path | None = None  # checkout of an older commit, also timed
 
     def rows(self, name: str) -> Path:
-        """Return the file to which a part appends its rows."""
         return self.work / "rows" / f"{name}.jsonl"
 
     def data(self, length: int) -> Path:
-        """Return the data folder of a length."""
         return self.work / f"data-{length}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that is run and measured."""
+    """One check or measurement."""
 
     name: str
     title: str
-    script: Callable[[float], str]
-    """Returns lines for bash, given the seconds that they may take."""
-    limit: float
-    least: float
-    """Seconds that must be left to start it."""
-    read: Callable[[], Found]
-    """Returns what it has found, however it ended."""
-    needs: Path | None = None
-    """A file without which it cannot run."""
+    script: Callable[[float], str]  # returns Bash lines, given the seconds that they may take
+    limit: float  # seconds
+    min_seconds: float  # seconds that must be left to start the part
+    read: Callable[[], PartResult]  # returns the results, also after a failure
+    needs: Path | None = None  # a file without which the part cannot run
 
 
 # ── the parts ──
 
 
 def make_parts(options: Options) -> list[Part]:
-    """Return the parts in their order: the examples that others need, then what is new, the most valuable first."""
     parts = [
         _examples(options),
         _tests(options),
@@ -106,17 +90,16 @@ def make_parts(options: Options) -> list[Part]:
         _bench(options, "bench-large", "24x1024", 512, 32),
         _profile(options),
     ]
-    return [replace(one, limit=SMALL_FACTOR * one.limit, least=5.0) for one in parts] if options.is_small else parts
+    # A CPU is slower: with --small a limit only stops a part that hangs.
+    return [replace(part, limit=4 * part.limit, min_seconds=5.0) for part in parts] if options.is_small else parts
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the whole lines of a file of JSON lines; one that a kill has torn is left out, as is a missing file."""
+    """Return the rows of a JSON lines file, without lines cut off by a kill; none if the file does not exist."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
+        with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
     return rows
 
 
@@ -129,7 +112,7 @@ def _package(*arguments: object) -> str:
 
 
 def _pydoc(options: Options) -> tuple[Path, list[str]]:
-    """Return the corpus of Python's documentation, and the lines that make it."""
+    """Return the path of the corpus of Python's documentation, and the Bash lines that write it."""
     corpus = options.work / "pydoc.jsonl"
     lines = [_python(REPOSITORY / "scripts" / "pydoc_corpus.py", corpus)]
     if options.is_small:
@@ -141,13 +124,10 @@ def _pydoc(options: Options) -> tuple[Path, list[str]]:
 
 
 def _tests(options: Options) -> Part:
-    marked = [
-        path.relative_to(REPOSITORY)
-        for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))
-        if re.search(
-            r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", path.read_text("utf-8"), re.MULTILINE
-        )
-    ]  # only these: other tests import what a machine with a card may lack
+    # Only files with tests marked gpu: others import packages that a machine with a GPU may lack.
+    gpu_mark = re.compile(r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", re.MULTILINE)
+    paths = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    marked = [path.relative_to(REPOSITORY) for path in paths if gpu_mark.search(path.read_text("utf-8"))]
     parallel = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
     command = _python(
         "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *parallel, *marked
@@ -156,39 +136,38 @@ def _tests(options: Options) -> Part:
     return Part("tests", "tests marked gpu", lambda _: command, 120, 30, lambda: _read_tests(log))
 
 
-def _read_tests(log: Path) -> Found:
-    """Return no rows, and how many tests passed and which did not."""
+def _read_tests(log: Path) -> PartResult:
+    """Return no rows, and the counts of outcomes with the names of failed tests."""
     outcomes: dict[str, str] = {}
     for line in log.read_text("utf-8").splitlines():
         # "test.py::test_a PASSED [ 1%]"; with several processes "[gw0] [ 1%] PASSED test.py::test_a"
         name, outcome = re.search(r"::(test_\S+)", line), re.search(r"\b(PASSED|FAILED|SKIPPED|ERROR)\b", line)
         if name and outcome:
             outcomes[name[1]] = outcome[0].lower()
-    found: dict[str, list[str]] = {}
-    for test, ended in outcomes.items():
-        found.setdefault(ended, []).append(test)
-    counts = [f"{len(names)} {outcome}" for outcome, names in sorted(found.items())]
-    wrong = [*found.get("failed", []), *found.get("error", [])]
+    counts = [f"{count} {outcome}" for outcome, count in sorted(Counter(outcomes.values()).items())]
+    wrong = [name for failure in ("failed", "error") for name, outcome in outcomes.items() if outcome == failure]
     return [], ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
 
 
 def _examples(options: Options) -> Part:
     corpus, lines = _pydoc(options)
-    size = 1000 if options.is_small else PYDOC_VOCABULARY
+    size = PYDOC_VOCAB_SIZE
     if options.corpus is not None:
-        corpus, lines, size = options.corpus, [], 1000 if options.is_small else ROWS_OF_BERT
+        corpus, lines, size = options.corpus, [], BERT_VOCAB_SIZE
+    if options.is_small:
+        size = 1000
     vocab = options.work / "vocab"
     lines.append(_package("vocab", corpus, "--output", vocab, "--vocab-size", size))
     for length in (128, 512):
-        keys = (f"data.max_seq_length={length}", f"data.dupe_factor={1 if options.is_small else 5}")
-        settings = [part for key in keys for part in ("--set", key)]
+        copies = 1 if options.is_small else 5
+        settings = ["--set", f"data.max_seq_length={length}", "--set", f"data.dupe_factor={copies}"]
         lines.append(_package("make-data", corpus, "--vocab", vocab, "--output", options.data(length), *settings))
     source = "the documentation of Python" if options.corpus is None else corpus.name
     title = f"examples of 128 and 512 tokens from {source}"
     return Part("examples", title, lambda _: "\n".join(lines), 150, 20, lambda: _read_examples(options))
 
 
-def _read_examples(options: Options) -> Found:
+def _read_examples(options: Options) -> PartResult:
     rows = []
     for length in (128, 512):
         splits = json.loads((options.data(length) / "manifest.json").read_text("utf-8"))["splits"]
@@ -202,9 +181,9 @@ def _read_examples(options: Options) -> Found:
 
 
 def _measured(options: Options, name: str, script: str, size: str, length: int, examples: int, *more: object) -> Part:
-    """Return a part that runs one of the scripts that measure a training step and append rows of JSON."""
+    """Return a part that runs `bench_train.py` or `gpu_profile.py`."""
     size = "1x64" if options.is_small else size
-    shape = ["--examples", 8] if options.is_small else ["--examples", examples, "--vocab-size", ROWS_OF_BERT]
+    shape = ["--examples", 8] if options.is_small else ["--examples", examples, "--vocab-size", BERT_VOCAB_SIZE]
     command = _python(
         REPOSITORY / "scripts" / script, options.data(length), "--size", size, "--device", options.device,
         "--json", options.rows(name), *shape, *more,
@@ -222,28 +201,29 @@ def _bench(options: Options, name: str, size: str, length: int, examples: int) -
 
 def _profile(options: Options) -> Part:
     part = _measured(options, "profile", "gpu_profile.py", "12x768", 128, 256, "--output", options.output)
-    return replace(part, limit=80, least=30)
+    return replace(part, limit=80, min_seconds=30)
 
 
 def _auto(options: Options) -> Part:
     corpus, lines = (options.corpus, []) if options.corpus is not None else _pydoc(options)
     run, log = options.work / "auto", options.work / "logs" / "auto.txt"
-    wanted, around = (150.0, 5.0) if options.is_small else (AUTO_SECONDS, AROUND_AUTO_SECONDS)
+    budget, overhead = (150.0, 5.0) if options.is_small else (AUTO_SECONDS, AUTO_OVERHEAD_SECONDS)
 
     def script(seconds: float) -> str:
-        time = f"{max(min(wanted, seconds - around), 1.0):.0f}s"
+        time = f"{max(min(budget, seconds - overhead), 1.0):.0f}s"
         command = _package("run", "auto", corpus, "--time", time, "--output", run, "--device", options.device)
         return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
 
-    def read() -> Found:
+    def read() -> PartResult:
         forecast = re.findall(r"^forecast: (.*)", log.read_text("utf-8"), re.MULTILINE)
         return [{**_read_run(run / "train"), "forecast": forecast[-1] if forecast else None}], ""
 
-    return Part("auto", f"run auto for {wanted:.0f} s", script, wanted + around, around + LEAST_AUTO_SECONDS, read)
+    title = f"run auto for {budget:.0f} s"
+    return Part("auto", title, script, budget + overhead, overhead + MIN_AUTO_SECONDS, read)
 
 
 def _read_run(run: Path) -> Row:
-    """Return a row of a run's metrics, before and after; of a run that was stopped, those so far."""
+    """Return the validation metrics of a run before and after training, and its last training metrics."""
     lines = read_rows(run / "metrics.jsonl")
     evaluations = [line for line in lines if "validation_mlm_loss" in line]
     steps = [line for line in lines if "loss" in line]
@@ -261,7 +241,7 @@ def _read_run(run: Path) -> Row:
 
 
 class Results:
-    """`results.jsonl` and `results.md` of a folder, both as complete as the rows so far."""
+    """Writes each row to `results.jsonl` and `results.md` as it is added."""
 
     def __init__(self, folder: Path, work: Path) -> None:
         self.rows: list[Row] = []
@@ -269,9 +249,8 @@ class Results:
         (folder / "results.jsonl").write_text("", encoding="utf-8")
 
     def add(self, part: str, kind: str, row: Row) -> None:
-        """Note a row, on disk at once."""
         row = {"part": part, "kind": kind, **row}
-        row = json.loads(json.dumps(row), parse_constant=lambda _: None)  # JSON lacks NaN and infinity
+        row = json.loads(json.dumps(row), parse_constant=lambda _: None)  # NaN and infinity become null
         self.rows.append(row)
         with (self.folder / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -279,7 +258,7 @@ class Results:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a line of the machine, and tables: of how the parts ended, and of what each found, by equal keys."""
+    """Return a line about the machine, a table of the parts' outcomes, and a table per part and set of keys."""
     blocks, tables = [], dict[tuple[str, ...], list[Row]]()
     for row in rows:
         shown = {key: value for key, value in row.items() if key not in ("part", "kind")}
@@ -289,18 +268,18 @@ def markdown(rows: Sequence[Row]) -> str:
         else:
             title = "how the parts ended" if row["kind"] == "part" else row["part"]
             tables.setdefault((title, *shown), []).append(shown)
-    blocks += [f"**{title}**\n\n{_table(keys, found)}" for (title, *keys), found in tables.items()]
+    blocks += [f"**{title}**\n\n{_table(keys, group)}" for (title, *keys), group in tables.items()]
     return "\n\n".join(blocks) + "\n"
 
 
 def _table(keys: Sequence[str], rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(_shown(row[key]) for key in keys) + " |" for row in rows)])
+    return "\n".join([*lines, *("| " + " | ".join(_cell(row[key]) for key in keys) + " |" for row in rows)])
 
 
-def _shown(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, list):
-        return "–".join(map(_shown, value))
+        return "–".join(map(_cell, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     return "–" if value is None else str(value).replace("|", "\\|")
@@ -317,14 +296,15 @@ def main() -> int:
     machine["command"] = "scripts/gpu_check.sh " + shlex.join(sys.argv[1:])
     results.add("machine", "machine", machine)
     if options.device == "cuda" and not machine["cuda"]:
-        print("there is no CUDA device here; nothing was checked", file=sys.stderr)
+        print("no CUDA device found; nothing was checked", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    deadline = begin + limit - 5.0  # time to write the results
     statuses: dict[str, int] = {}
     try:
         for part in make_parts(options):
             if part.name.partition("-")[0] in chosen:
-                run_part(part, begin + limit - END_SECONDS, results, statuses)
+                run_part(part, deadline, results, statuses)
     except KeyboardInterrupt:
         statuses["tests"] = 128 + signal.SIGINT
     finally:
@@ -335,37 +315,37 @@ def main() -> int:
 def parse_arguments() -> tuple[Options, float, set[str]]:
     """Return the options, the limit in seconds, and the names of the parts to run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, nargs="?", metavar="FOLDER", help="of the results; a new one by default")
-    parser.add_argument("--limit", type=float, help=f"seconds for all; $GPU_CHECK_LIMIT, else {DEFAULT_LIMIT:.0f}")
-    parser.add_argument(
-        "--parts", nargs="+", choices=PART_NAMES, default=PART_NAMES, metavar="NAME", help="of them all"
-    )
-    parser.add_argument("--corpus", type=Path, help="text for the examples; else the documentation inside Python")
-    parser.add_argument("--work", type=Path, help="folder of examples and runs, used again where it has some")
-    parser.add_argument("--old", type=Path, help="checkout of an older commit, whose step is timed next to this one's")
+    parser.add_argument("output", type=Path, nargs="?", metavar="FOLDER", help="for the results; a new one by default")
+    default = float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
+    limit_help = f"seconds in total; default: $GPU_CHECK_LIMIT or {DEFAULT_LIMIT:.0f}"
+    parser.add_argument("--limit", type=float, default=default, help=limit_help)
+    names = ", ".join(PART_NAMES)
+    parser.add_argument("--parts", nargs="+", choices=PART_NAMES, default=PART_NAMES, metavar="NAME", help=names)
+    parser.add_argument("--corpus", type=Path, help="text for the examples; default: the documentation of Python")
+    parser.add_argument("--work", type=Path, help="folder for examples and runs; existing ones are used")
+    parser.add_argument("--old", type=Path, help="checkout of an older commit, to time next to this one")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    output = given.output or Path(tempfile.mkdtemp(prefix="gpu-check-"))
-    work = given.work or Path(tempfile.mkdtemp(prefix="gpu-check-work-"))
+    args = parser.parse_args()
+    output = args.output or Path(tempfile.mkdtemp(prefix="gpu-check-"))
+    work = args.work or Path(tempfile.mkdtemp(prefix="gpu-check-work-"))
     for folder in (output, work / "rows", work / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
     for stale in (work / "rows").glob("*.jsonl"):
         stale.unlink()
     options = Options(
-        output.resolve(), work.resolve(), given.corpus and given.corpus.resolve(), given.device,
-        is_small=given.small, old=given.old and given.old.resolve(),
+        output.resolve(), work.resolve(), args.corpus and args.corpus.resolve(), args.device,
+        is_small=args.small, old=args.old and args.old.resolve(),
     )  # fmt: skip
-    default = float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
-    return options, default if given.limit is None else given.limit, {"examples", *given.parts}
+    return options, args.limit, {"examples", *args.parts}
 
 
 def machine_row() -> Row:
-    """Return what the results were measured on."""
-    found = _output_of([sys.executable, "-c", MACHINE])
-    if found is None:
-        raise SystemExit(f"{sys.executable} cannot import torch; set PYTHON to one that can")
-    row: Row = json.loads(found.splitlines()[-1])
+    """Describe the GPU, the software versions and the commit."""
+    printed = _output_of([sys.executable, "-c", DESCRIBE_MACHINE])
+    if printed is None:
+        raise SystemExit(f"{sys.executable} cannot import torch: set PYTHON to an interpreter that can")
+    row: Row = json.loads(printed.splitlines()[-1])
     row["commit"] = _output_of(["git", "rev-parse", "--short", "HEAD"]) or os.environ.get("GPU_CHECK_COMMIT")
     if row["cuda"]:
         row["driver"] = _output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
@@ -373,7 +353,7 @@ def machine_row() -> Row:
 
 
 def _output_of(command: Sequence[str]) -> str | None:
-    """Return what a command prints, or None where it fails or is not there."""
+    """Return the output of a command, or None if it fails or does not exist."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
@@ -381,19 +361,20 @@ def _output_of(command: Sequence[str]) -> str | None:
 
 
 def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:
-    """Run a part as a group of processes of its own, and add how it ended and what it found."""
-    allowed = min(part.limit, deadline - time.monotonic())
-    reason = None if allowed >= part.least else "not run: no time left"
-    if reason is None and part.needs is not None and not part.needs.exists():
+    """Run a part in a new process group, and add its outcome and its rows to the results."""
+    allowed, reason = min(part.limit, deadline - time.monotonic()), ""
+    if allowed < part.min_seconds:
+        reason = "not run: no time left"
+    elif part.needs is not None and not part.needs.exists():
         reason = "not run: there are no examples"
-    if reason is not None:
+    if reason:
         print(f"== {part.title}: {reason}", flush=True)
         results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
         return
     print(f"== {part.title} (at most {allowed:.0f} s)", flush=True)
     log, begin, outcome = results.work / "logs" / f"{part.name}.txt", time.monotonic(), "stopped from outside"
     with log.open("wb") as file:
-        # Not a session of its own: whoever ends this one by force ends the part as well.
+        # No new session, so that killing the session of this script also ends the part.
         process = subprocess.Popen(
             ["bash", "-ec", part.script(allowed)], stdout=file, stderr=subprocess.STDOUT, process_group=0
         )
@@ -406,7 +387,7 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
     finally:
-        _signal(process, signal.SIGKILL)  # what is left of it: the next part must not find the card busy
+        _signal(process, signal.SIGKILL)  # remaining processes, so that the GPU is free for the next part
         process.wait()
         finish(part, log, time.monotonic() - begin, outcome, results)
 
@@ -417,10 +398,10 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def finish(part: Part, log: Path, seconds: float, outcome: str, results: Results) -> None:
-    """Add what a part has found, keep its output, and show the end of it where it failed."""
+    """Add the results of a part, save its log, and print the end of the log if it failed."""
     try:
         rows, remark = part.read()
-    except Exception as error:  # a part that was stopped may leave anything
+    except Exception as error:  # a part that was stopped may leave any file incomplete
         rows, remark = [], f"its results cannot be read: {type(error).__name__}: {error}"
     ended = f"{outcome}; {remark}" if remark else outcome
     results.add(part.name, "part", {"title": part.title, "outcome": ended, "seconds": seconds})
@@ -428,10 +409,10 @@ def finish(part: Part, log: Path, seconds: float, outcome: str, results: Results
         results.add(part.name, "result", row)
     output = log.read_text(encoding="utf-8", errors="replace")
     with (results.folder / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"== {part.title}: {outcome} after {seconds:.0f} s\n{output[-KEPT_CHARACTERS:]}\n")
+        file.write(f"== {part.title}: {outcome} after {seconds:.0f} s\n{output[-400_000:]}\n")
     print(f"   {part.title}: {ended} after {seconds:.0f} s", flush=True)
     if outcome != "done":
-        print("\n".join("   | " + line[:200] for line in output.splitlines()[-SHOWN_LINES:]), flush=True)
+        print("\n".join("   | " + line[:200] for line in output.splitlines()[-15:]), flush=True)
 
 
 if __name__ == "__main__":

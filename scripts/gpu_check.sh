@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All that only a GPU can show, in one command that ends within its limit of nine minutes: see gpu_check.py.
+# Run all checks that need a GPU within nine minutes: see gpu_check.py.
 #
 #   scripts/gpu_check.sh [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER]
 #
-# Python is $PYTHON, else that of .venv, else python3; nothing is installed and no network is used. Where there is no
-# git, $GPU_CHECK_COMMIT says which commit is checked.
+# Python is $PYTHON, else .venv/bin/python, else python3. Nothing is installed or downloaded. Without git, set
+# $GPU_CHECK_COMMIT to the commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}

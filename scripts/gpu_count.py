@@ -1,10 +1,10 @@
-"""Estimate a step on an H100 without a card, from counted bytes and launches.
+"""Estimate the time of a training step on an H100 from counted bytes and launches; no GPU is needed.
 
     python scripts/gpu_count.py
 
-`tests/cuda/layers.py` counts a layer on a pretended device, which needs a C++ compiler and a CPU build of torch. u is
-one tensor of tokens × hidden in 16 bits. The constants are from one recorded profile of Base, and the time of a launch
-from L4-H256: of the three recorded steps only Large is a test of the estimate.
+`tests/cuda/layers.py` counts one layer on a fake CUDA device, which needs a C++ compiler and a CPU build of torch.
+The unit u is one tensor of tokens × hidden in 16 bits. The constants are fitted to a profile of Base, and the launch
+time to L4-H256. Only the third recorded step, Large, tests the estimate.
 """
 
 import ctypes
@@ -17,33 +17,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PRODUCT_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
+MATMUL_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
+# Memory traffic of attention over packed sequences of 128 tokens, forward and backward (minimum: 4 and 7 u).
+# "triton" was measured on an H200 with 4.2 TB/s, everything else on an H100.
 ATTENTION_U = {"varlen": (6.2, 25.7), "triton": (5.8, 16.6)}
-"""Memory traffic of attention to packed sequences of 128, forward and backward (minimum 4 and 7). The second entry
-is from times on an H200 with 4.2 TB/s, all others from an H100."""
-SCORE_FLOPS = 300e12
-"""Speed of attention to more than 128 tokens, where matrix products decide; an assumption."""
-LAUNCH_SECONDS, OUTSIDE_LAUNCHES = 42e-6, 226
-"""With all that the host does for one, in a step that waits for the host; launches of a step outside its layers."""
-AROUND_A_GRAPH = 20
-"""Launches of a step that is one CUDA graph: the batch to the device and to the graph's inputs."""
-IDLE_SECONDS = 2e-3
-"""How long nothing runs between two steps."""
+SCORE_FLOPS = 300e12  # assumed speed of attention over more than 128 tokens, where matrix products dominate
+LAUNCH_SECONDS = 42e-6  # host time per launch in a step bound by the host
+OUTSIDE_LAUNCHES = 226  # launches per step outside the layers
+GRAPH_LAUNCHES = 20  # launches per step as one CUDA graph: copies of the batch to the device and the graph's inputs
+IDLE_SECONDS = 2e-3  # between two steps
 EMBEDDINGS_U = 24
 VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
-OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
-"""Bytes per weight for AdamW and clipping, per weight for casts, per logit, per value of the decoder's gradient."""
+OPTIMIZER_BYTES = 40  # per weight, for AdamW and gradient clipping
+CAST_BYTES = 12  # per weight
+LOGIT_BYTES = 20  # per logit
+DECODER_BYTES = 12  # per value of the decoder's gradient
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was recorded; its tokens with the tail."""
+    """A recorded step."""
 
     name: str
     layers: int
     hidden: int
     length: int
-    tokens: int
+    tokens: int  # including the dummy tail
     milliseconds: float
 
 
@@ -55,12 +54,15 @@ RECORDED = (
 
 
 def unit(step: Step) -> float:
-    """Return the bytes of u."""
+    """Return the size of u in bytes."""
     return 2.0 * step.tokens * step.hidden
 
 
 def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float) -> float:
-    """Return milliseconds of a step whose layers move so much outside products and attention, and launch so often."""
+    """Return the milliseconds of a step.
+
+    `layer_bytes` is the memory traffic of a layer outside matrix products and attention; `launches` is per layer.
+    """
     masked, matrix = MASKED_SHARE * step.tokens, VOCABULARY * step.hidden
     weights = 12 * step.layers * step.hidden**2
     products = 6.0 * (weights * step.tokens + matrix * masked)
@@ -68,12 +70,12 @@ def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float
     moved += OPTIMIZER_BYTES * (weights + matrix) + LOGIT_BYTES * masked * VOCABULARY
     moved += DECODER_BYTES * matrix * -(-masked // BLOCK_ROWS)
     scores = 14.0 * step.layers * step.tokens * step.length * step.hidden if step.length > 128 else 0.0
-    seconds = products / PRODUCT_FLOPS + moved / BYTES_PER_SECOND + scores / SCORE_FLOPS + IDLE_SECONDS
+    seconds = products / MATMUL_FLOPS + moved / BYTES_PER_SECOND + scores / SCORE_FLOPS + IDLE_SECONDS
     return 1e3 * max(seconds, (step.layers * launches + OUTSIDE_LAUNCHES) * LAUNCH_SECONDS)
 
 
-def pretend() -> None:
-    """Load the pretended device, which must be there before torch is imported."""
+def load_fake_device() -> None:
+    """Compile and load the fake CUDA device. Must be called before torch is imported."""
     torch_folder = Path(sysconfig.get_paths()["purelib"]) / "torch"
     library = Path(tempfile.mkdtemp()) / "libhooks.so"
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-shared", "-fPIC", str(REPOSITORY / "tests/cuda/hooks.cpp")]
@@ -84,7 +86,7 @@ def pretend() -> None:
 
 
 def main() -> None:
-    pretend()
+    load_fake_device()
     from bert_pretrain.model.short_attention import LONGEST
     from tests.cuda.layers import count
 
@@ -95,15 +97,15 @@ def main() -> None:
         for name, attention in ways:
             is_recorded, attention_u = name == "as recorded", sum(ATTENTION_U[attention])
             moved, launches = count(step.hidden, step.tokens, step.length, attention, is_recorded).values()
-            if not is_recorded:  # the casts are outside the layer, two launches
+            if not is_recorded:  # two launches cast the weights, outside the layer
                 moved, launches = moved + CAST_BYTES * 12 * step.hidden**2, launches + 2
-            found = estimate(step, moved, launches, attention_u)
-            compared = f"{step.milliseconds} ({found / step.milliseconds - 1:+.0%})" if is_recorded else ""
-            shown = moved / unit(step) + attention_u
-            print(f"| {step.name} | {name} | {shown:.0f} | {launches:.0f} | {found:.1f} | {compared} |", flush=True)
-        whole = (AROUND_A_GRAPH - OUTSIDE_LAUNCHES) / step.layers
-        found = estimate(step, moved, whole, attention_u)
-        print(f"| | and the step one CUDA graph | {shown:.0f} | – | {found:.1f} | |")
+            time = estimate(step, moved, launches, attention_u)
+            recorded = f"{step.milliseconds} ({time / step.milliseconds - 1:+.0%})" if is_recorded else ""
+            traffic = moved / unit(step) + attention_u
+            print(f"| {step.name} | {name} | {traffic:.0f} | {launches:.0f} | {time:.1f} | {recorded} |", flush=True)
+        # A step of GRAPH_LAUNCHES launches in total: `estimate` adds OUTSIDE_LAUNCHES.
+        time = estimate(step, moved, (GRAPH_LAUNCHES - OUTSIDE_LAUNCHES) / step.layers, attention_u)
+        print(f"| | and the step one CUDA graph | {traffic:.0f} | – | {time:.1f} | |")
 
 
 if __name__ == "__main__":

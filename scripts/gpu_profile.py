@@ -1,6 +1,6 @@
-"""Profile our training step: kernels by kind and by name, gaps between them, launches per step.
+"""Profile the training step: time by kind of kernel and by kernel, gaps between kernels, launches per step.
 
-On CPU, where there are no kernels, it is the operators. The trace opens in chrome://tracing or Perfetto.
+On CPU, operators are listed instead of kernels. The trace opens in chrome://tracing or Perfetto.
 
     python scripts/gpu_profile.py DATA_FOLDER --output FOLDER [--size 12x768] [--examples 256] [--json FILE]
 """
@@ -18,10 +18,10 @@ import torch
 from bench_train import Recipe, add_step_arguments, append_json, build, device_name, step_times
 
 MAX_TRACE_BYTES = 10 * 2**20
-SHOWN_KERNELS, KERNEL_ROWS = 40, 12
+TEXT_KERNELS, JSON_KERNELS = 40, 12  # kernels listed in profile.txt and in --json, the longest first
 VIEWS = "transpose|permute|view|clone|slice|select|split|unbind|expand|t"
 KINDS = (
-    # The first pattern that is found in a kernel's name decides; Inductor names its kernels after what they fuse.
+    # The first pattern that matches decides. Inductor names a kernel after the operators it fuses.
     ("attention", r"flash|fmha|scaled_dot_product|sdpa|varlen_attn|^attention_(forward|backward)"),
     ("optimizer and clipping", r"multi_tensor_apply|fused_adam|_foreach_|linalg_vector_norm"),
     ("casts", rf"^triton_poi_fused_(?:(?:_to_copy|{VIEWS})_)+\d+$|direct_copy|_copy_kernel|aten::copy_"),
@@ -35,7 +35,7 @@ KINDS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder of profile.txt, profile-trace.json.gz")
+    parser.add_argument("--output", type=Path, required=True, help="folder for profile.txt and profile-trace.json.gz")
     parser.add_argument("--steps", type=int, default=5)
     add_step_arguments(parser, examples=256, dropout=0.0)
     parser.add_argument("--size", default="12x768", help="layers x hidden size")
@@ -43,15 +43,14 @@ def main() -> None:
 
 
 class Event(NamedTuple):
-    """Something that ran; times in seconds."""
+    """A kernel or an operator."""
 
     name: str
-    start: float
-    duration: float
+    start: float  # seconds
+    duration: float  # seconds
 
 
 def profile(arguments: argparse.Namespace) -> None:
-    """Profile a few steps after others that warm up, and write the tables."""
     recipe = Recipe.of(arguments, arguments.size)
     step, batches = build(recipe, 3)
     for batch in batches:
@@ -73,30 +72,29 @@ def profile(arguments: argparse.Namespace) -> None:
     title = (
         f"{device_name(recipe.device)}, torch {torch.__version__}, L{arguments.size.replace('x', '-H')}, "
         f"{arguments.examples} examples of at most {recipe.folder.max_seq_length} tokens, {arguments.steps} steps; "
-        f"{1e3 * seconds:.2f} ms a step without the profiler; {pack(trace)}"
+        f"{1e3 * seconds:.2f} ms per step without the profiler; {pack(trace)}"
     )
     text = as_text(rows, title)
     (arguments.output / "profile.txt").write_text(text, encoding="utf-8")
     print(text[: text.index("\n\nkernel")])
     kernels = [row for row in rows if "kernel" in row]
-    append_json(arguments.json, [row for row in rows if row not in kernels[KERNEL_ROWS:]])
+    append_json(arguments.json, [row for row in rows if row not in kernels[JSON_KERNELS:]])
 
 
 def events_of(trace: dict[str, Any]) -> list[Event]:
-    """Return what ran on the card; where nothing did, the operators of the host, also those that others call."""
+    """Return the kernels and copies on the GPU. Without a GPU, return the operators, nested ones included."""
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    on_card = [event for event in complete if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    found = on_card or [event for event in complete if event.get("cat") == "cpu_op"]
-    return [Event(event["name"], 1e-6 * float(event["ts"]), 1e-6 * float(event["dur"])) for event in found]
+    on_gpu = [event for event in complete if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    events = on_gpu or [event for event in complete if event.get("cat") == "cpu_op"]
+    return [Event(event["name"], 1e-6 * float(event["ts"]), 1e-6 * float(event["dur"])) for event in events]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of kernel or operator of a name."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def summarize(events: Sequence[Event], steps: int) -> list[dict[str, Any]]:
-    """Return rows of seconds per step: the whole, then each kind and the longest kernels, the longest first."""
+    """Return rows of times in seconds per step: the total, then each kind, then the longest kernels."""
     kinds: dict[str, float] = {}
     kernels: dict[str, list[float]] = {}
     for event in events:
@@ -104,29 +102,18 @@ def summarize(events: Sequence[Event], steps: int) -> list[dict[str, Any]]:
         kinds[kind] = kinds.get(kind, 0.0) + event.duration / steps
         kernels.setdefault(event.name, []).append(event.duration)
     span = max(event.start + event.duration for event in events) - min(event.start for event in events)
-    whole = {
-        "profiled_step_seconds": span / steps,
-        "gap_share": 1.0 - busy_seconds(events) / span,
-        "launches_per_step": len(events) / steps,
-    }
-    total = sum(kinds.values())
-    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:SHOWN_KERNELS]
-    return [
-        whole,
-        *(
-            {"kind_of_kernel": kind, "seconds": time, "share": time / total}
-            for kind, time in sorted(kinds.items(), key=lambda item: -item[1])
-        ),
-        *(
-            {
-                "kernel": name[:200],
-                "seconds": sum(times) / steps,
-                "share": sum(times) / steps / total,
-                "calls_per_step": len(times) / steps,
-            }
-            for name, times in longest
-        ),
+    gap_share = 1.0 - busy_seconds(events) / span
+    rows: list[dict[str, Any]] = [
+        {"profiled_step_seconds": span / steps, "gap_share": gap_share, "launches_per_step": len(events) / steps}
     ]
+    total = sum(kinds.values())
+    for kind, time in sorted(kinds.items(), key=lambda item: -item[1]):
+        rows.append({"kind_of_kernel": kind, "seconds": time, "share": time / total})
+    for name, times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:TEXT_KERNELS]:
+        time = sum(times) / steps
+        row = {"kernel": name[:200], "seconds": time, "share": time / total, "calls_per_step": len(times) / steps}
+        rows.append(row)
+    return rows
 
 
 def busy_seconds(events: Iterable[Event]) -> float:
@@ -139,25 +126,24 @@ def busy_seconds(events: Iterable[Event]) -> float:
 
 
 def pack(trace: Path) -> str:
-    """Compress a trace, or delete it where it stays large; returns what was done."""
+    """Compress a trace, or delete it if it is too large. Return a sentence about it."""
     packed = gzip.compress(trace.read_bytes(), 6)
     trace.unlink()
     if len(packed) > MAX_TRACE_BYTES:
-        return f"the trace is not kept, compressed it has {len(packed) / 2**20:.0f} MiB"
+        return f"trace deleted: {len(packed) / 2**20:.0f} MiB compressed"
     trace.with_suffix(".json.gz").write_bytes(packed)
     return f"trace in {trace.name}.gz"
 
 
 def as_text(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the tables for reading."""
-    whole = rows[0]
+    total = rows[0]
     lines = [
         title,
-        f"{1e3 * whole['profiled_step_seconds']:.2f} ms a step under the profiler, gaps {whole['gap_share']:.1%} of it"
-        f", {whole['launches_per_step']:,.0f} launches a step",
+        f"{1e3 * total['profiled_step_seconds']:.2f} ms per step under the profiler, gaps {total['gap_share']:.1%} of "
+        f"it, {total['launches_per_step']:,.0f} launches per step",
     ]
     for key in ("kind_of_kernel", "kernel"):
-        lines += ["", f"{key.replace('_', ' '):<80}ms a step   share  calls a step"]
+        lines += ["", f"{key.replace('_', ' '):<80}{'ms/step':>9}{'share':>8}{'calls/step':>14}"]
         lines += [
             f"{row[key][:78]:<80}{1e3 * row['seconds']:>9.3f}{row['share']:>8.1%}{row.get('calls_per_step', ''):>14}"
             for row in rows

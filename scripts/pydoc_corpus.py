@@ -1,7 +1,7 @@
-"""Write the documentation that ships inside Python as a corpus: about two megabytes of real English on any machine.
+"""Write the documentation that ships with Python as a corpus of about 2 MB of English.
 
-One document a line of JSON: each topic of `pydoc`, and for each module of the standard library its docstrings in the
-order of the source. Modules are parsed, not imported, so nothing of theirs runs.
+Each line of JSON is one document: a topic of `pydoc`, or all docstrings of a module of the standard library. Modules
+are parsed, not imported.
 
     python scripts/pydoc_corpus.py data/pydoc.jsonl
 """
@@ -17,11 +17,10 @@ from pathlib import Path
 from pydoc_data import topics
 
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
-LEAST_CHARACTERS = 200
+DOCUMENTED_NODES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documents() -> Iterator[str]:
-    """Yield the text of every topic and of every module's docstrings."""
     for name in sorted(topics.topics):
         yield topics.topics[name].strip()
     library = Path(sysconfig.get_path("stdlib"))
@@ -31,16 +30,14 @@ def documents() -> Iterator[str]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Yield the docstrings of a module, its classes and functions, without indentation."""
+    """Yield the docstrings of a module, its classes and its functions, without indentation."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield inspect.cleandoc(text)
+        if isinstance(node, DOCUMENTED_NODES) and (text := ast.get_docstring(node)):
+            yield inspect.cleandoc(text)
 
 
 def main() -> None:
@@ -48,7 +45,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, nargs="?", default=Path("data/pydoc.jsonl"))
     output: Path = parser.parse_args().output
     output.parent.mkdir(parents=True, exist_ok=True)
-    texts = [text for text in dict.fromkeys(documents()) if len(text) >= LEAST_CHARACTERS]
+    texts = [text for text in dict.fromkeys(documents()) if len(text) >= 200]
     temporary = output.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     temporary.replace(output)

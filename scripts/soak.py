@@ -1,8 +1,8 @@
-"""A soak: train for an hour with frequent checkpoints and evaluations, and watch what the process holds.
+"""Soak test: train for an hour with frequent checkpoints and evaluations, and look for leaks.
 
-Reads memory and descriptors of a `bert-pretrain train` from /proc every few seconds, and prints a table of ten rows and
-a verdict. It fails (exit 1) when memory at the end is above 1.05 times that at step 500, or when descriptors have
-grown; there is no verdict (exit 2) where training failed or was too short. Linux only.
+Samples the memory and file descriptors of `bert-pretrain train` from /proc, and prints a table and a verdict.
+Exit code 1: memory at the end is above 1.05 times that at step 500, or there are more descriptors.
+Exit code 2: training failed or was too short for a verdict. Linux only.
 
     python scripts/soak.py DATA_FOLDER --minutes 60 [--size 2x128] [--output soak] [--set train.save_every=100]
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_MEMORY_RATIO = 1.05
-NUM_ROWS = 10
+NUM_ROWS = 10  # of the table
 MB = 10**6
 
 
 class Sample(NamedTuple):
-    """What the process held at one moment, and the newest step and rate that it has written."""
+    """The resources of the process at one moment, and the last step and speed in its metrics."""
 
     seconds: float
     step: int
@@ -37,35 +37,35 @@ class Sample(NamedTuple):
 
 
 class TooShort(Exception):
-    """A run that allows no verdict."""
+    """Raised when a run is too short for a verdict."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("data", type=Path, help="a data folder of make-data")
+    parser.add_argument("data", type=Path, help="data folder, written by make-data")
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget of the training")
     parser.add_argument("--size", default="2x128", help="layers x hidden size")
-    parser.add_argument("--output", type=Path, default=Path("soak"), help="new folder of the run and of samples")
+    parser.add_argument("--output", type=Path, default=Path("soak"), help="new folder for the run and the samples")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
-    parser.add_argument("--from-step", type=int, default=500, help="step at which memory and descriptors are settled")
-    parser.add_argument("--set", action="append", default=[], help="further section.key=value for the training")
+    parser.add_argument("--from-step", type=int, default=500, help="step after which memory should not grow")
+    parser.add_argument("--set", action="append", default=[], help="section.key=value for the training")
     arguments = parser.parse_args()
     try:
         arguments.output.mkdir(parents=True)
     except FileExistsError:
-        parser.error(f"{arguments.output} is there already: remove it, or name another folder with --output")
+        parser.error(f"{arguments.output} exists: remove it, or pass another folder as --output")
     log = arguments.output / "train.log"
-    with log.open("wb") as file, (arguments.output / "samples.jsonl").open("w", encoding="utf-8") as kept:
+    with log.open("wb") as file, (arguments.output / "samples.jsonl").open("w", encoding="utf-8") as samples_file:
         process = subprocess.Popen(train_command(arguments), stdout=file, stderr=file)
         samples = []
         try:
             for sample in watch(process, arguments.output / "run" / "metrics.jsonl", arguments.every):
                 samples.append(sample)
-                print(json.dumps(sample._asdict()), file=kept, flush=True)
-        except KeyboardInterrupt:  # the table shows how far it came
+                print(json.dumps(sample._asdict()), file=samples_file, flush=True)
+        except KeyboardInterrupt:  # stop the training, and print the table so far
             process.send_signal(signal.SIGINT)
         status = process.wait()
-    training = of_training(samples)
+    training = until_last_step(samples)
     print("\n".join(table(training)))
     if status not in (0, 128 + signal.SIGINT):
         print(f"\ntraining failed with exit status {status}: see {log}", file=sys.stderr)
@@ -80,7 +80,6 @@ def main() -> int:
 
 
 def train_command(arguments: argparse.Namespace) -> list[str]:
-    """Return the command that trains."""
     layers, hidden = map(int, arguments.size.split("x"))
     settings = [f"model.num_hidden_layers={layers}", f"model.hidden_size={hidden}"]
     settings += [f"model.num_attention_heads={max(1, hidden // 64)}", f"model.intermediate_size={4 * hidden}"]
@@ -92,11 +91,11 @@ def train_command(arguments: argparse.Namespace) -> list[str]:
 
 
 def watch(process: "subprocess.Popen[bytes]", metrics: Path, every: float) -> Iterator[Sample]:
-    """Yield what a training process holds every few seconds, from its first line of metrics to its end."""
+    """Yield a sample every few seconds, from the first line of metrics to the end of the process."""
     while process.poll() is None:
         written = metrics.read_text(encoding="utf-8").rpartition("\n")[0] if metrics.exists() else ""
         lines = [line for line in map(json.loads, written.splitlines()) if line.get("tokens_per_second") is not None]
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it is about to end
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # the process is exiting
             folder = Path(f"/proc/{process.pid}")
             status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
             rss, anonymous = (int(status[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon"))
@@ -108,24 +107,21 @@ def watch(process: "subprocess.Popen[bytes]", metrics: Path, every: float) -> It
             process.wait(every)
 
 
-def of_training(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples up to the last step, without the end of the process, which exports the model."""
+def until_last_step(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples up to the last step, without the model export at the end of the process."""
     steps = [sample.step for sample in samples]
     return list(samples[: steps.index(steps[-1]) + 1]) if steps else []
 
 
 def between(samples: Sequence[Sample], first: float, last: float) -> list[Sample]:
-    """Return the samples between two moments, in shares of the time of all."""
+    """Return the samples between two moments, given as fractions of the total time."""
     begin, span = samples[0].seconds, samples[-1].seconds - samples[0].seconds
     return [sample for sample in samples if first * span <= sample.seconds - begin <= last * span]
 
 
 def table(training: Sequence[Sample]) -> list[str]:
-    """Return the lines of a Markdown table: medians of each tenth of the training."""
-    lines = [
-        "| tenth | last step | RSS, MB | anonymous, MB | descriptors | tokens/s |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
+    """Return a Markdown table with the medians of each tenth of the training."""
+    lines = ["| tenth | last step | RSS, MB | anonymous, MB | descriptors | tokens/s |", f"|{'---:|' * 6}"]
     for number in range(NUM_ROWS if training else 0):
         if row := between(training, number / NUM_ROWS, (number + 1) / NUM_ROWS):
             rss, anonymous = (median(row, name) / MB for name in ("rss_bytes", "anonymous_bytes"))
@@ -135,9 +131,9 @@ def table(training: Sequence[Sample]) -> list[str]:
 
 
 def judge(training: Sequence[Sample], from_step: int) -> tuple[str, bool]:
-    """Compare the last tenth of the training with the tenth from `from_step` on, and say whether it passes.
+    """Compare the last tenth of the training with the tenth that starts at `from_step`; return a text and the verdict.
 
-    Medians, because a checkpoint that is being written holds more for a moment. Raises `TooShort` if the two overlap.
+    Medians ignore the short peak of a checkpoint being written. Raises `TooShort` if the two tenths overlap.
     """
     settled = [sample for sample in training if sample.step >= from_step]
     if not settled:

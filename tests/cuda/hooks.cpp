@@ -1,13 +1,13 @@
-// A CUDA device that does not exist, for fake tensors in a CPU build of PyTorch: hooks that report one device, and a
-// device guard that does nothing. No operator ever runs on it; autograd merely asks for both.
+// A fake CUDA device for fake tensors in a CPU build of PyTorch: hooks that report one device, and a device guard that
+// does nothing. Autograd needs both; no operator runs on the device.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace at {
 namespace {
 
-struct PretendedHooks final : CUDAHooksInterface {
-  explicit PretendedHooks(CUDAHooksArgs) {}
+struct FakeHooks final : CUDAHooksInterface {
+  explicit FakeHooks(CUDAHooksArgs) {}
   void init() const override {}
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
@@ -18,7 +18,7 @@ struct PretendedHooks final : CUDAHooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
 };
 
-struct PretendedGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
+struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   static c10::Device device() { return {c10::DeviceType::CUDA, 0}; }
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, device()); }
   c10::Device exchangeDevice(c10::Device) const override { return device(); }
@@ -32,9 +32,9 @@ struct PretendedGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CU
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
 };
 
-using CUDAHooks = PretendedHooks;  // the registry knows them by this name
+using CUDAHooks = FakeHooks;  // the name in the registry
 REGISTER_CUDA_HOOKS(CUDAHooks);
-c10::impl::DeviceGuardImplRegistrar guard(c10::DeviceType::CUDA, new PretendedGuard());
+c10::impl::DeviceGuardImplRegistrar guard(c10::DeviceType::CUDA, new FakeGuard());
 
 }  // namespace
 }  // namespace at

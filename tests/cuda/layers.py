@@ -1,4 +1,4 @@
-"""Counts what the kernels of one compiled layer read and write: Inductor fuses its graphs, and makes no code."""
+"""Count the memory traffic and launches of one compiled layer. Inductor fuses its graphs but generates no code."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,20 +17,21 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.model import bert
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.train.hardware import OPERATIONS_FUSED
-from tests.cuda.pretended import CUDA, pretended_cuda
+from tests.cuda.fake_cuda import CUDA, fake_cuda
 
 stages: Any = inductor
+# Launches per library call in the recorded profile. A matrix product has a memset before it or a reduction after it;
+# flash attention initializes its state.
 LAUNCHES = {
     "mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3,
     "short_attention": 1, "short_attention_backward": 1,
 }  # fmt: skip
-"""In the recorded profile: a product has a memset before or a reduction after it; flash attention fills its state."""
 
 
 def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorded: bool = False) -> dict[str, float]:
-    """Return bytes moved outside products and attention, and launches, of a layer's forward and backward pass.
+    """Return the launches of a layer's forward and backward pass, and the bytes moved outside products and attention.
 
-    That of the recorded profile, by torch 2.11, had fp32 between the layers, and cast weights in the layer.
+    In the recorded profile (torch 2.11), hidden states between layers were fp32, and the layer cast its weights.
     """
     config = ModelConfig(
         hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=hidden_size // 64,
@@ -39,11 +40,11 @@ def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorde
     nodes: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        return stages.compile_fx(graph, inputs, inner_compile=lambda *given, **_: _fuse(nodes, *given))
+        return stages.compile_fx(graph, inputs, inner_compile=lambda *args, **_: _fuse(nodes, *args))
 
     before = mock.patch.object(bert, "normalized", lambda norm, hidden: norm(hidden))
     dtype = torch.float32 if is_recorded else torch.bfloat16
-    with _h100(is_recorded), pretended_cuda(), before if is_recorded else contextlib.nullcontext():
+    with _h100(is_recorded), fake_cuda(), before if is_recorded else contextlib.nullcontext():
         with CUDA:
             layer = bert.Layer(config, attention)
             hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
@@ -67,7 +68,7 @@ def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorde
 
 
 def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
-    """Let Inductor lower and fuse a graph, note what it would launch, and return the graph as it is."""
+    """Lower and fuse a graph with Inductor, append its kernels to `nodes`, and return the graph unchanged."""
     stages.record_original_output_strides(graph)
     stages.view_to_reshape(graph)
     fake_mode = stages.fake_tensor_prop(graph, inputs)
@@ -79,13 +80,13 @@ def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
             lowering._update_scheduler()
             for node in lowering.scheduler.nodes:
                 nodes.append(node)
-                node.get_read_write_buffers_sizes()  # kept; it asks for the graph
+                node.get_read_write_buffers_sizes()  # cached by the node; needs the graph handler
     return stages.make_boxed_func(graph.forward)
 
 
 @contextlib.contextmanager
 def _h100(is_recorded: bool) -> Iterator[None]:
-    """Answer the compiler's questions about the card, and let it compile the backward pass at once."""
+    """Report an H100 to the compiler, and compile the backward pass together with the forward pass."""
     properties = SimpleNamespace(
         name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, warp_size=32,
         max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65_536,

@@ -1,4 +1,4 @@
-"""The peak of a training step's memory on the pretended device, beside the project's estimate of it."""
+"""Measure the peak memory of a training step on the fake CUDA device, and compute the package's estimate."""
 
 import weakref
 from typing import Any
@@ -12,19 +12,18 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.train.hardware import DTYPES, estimate_memory
 from bert_pretrain.train.packing import Batch, GlobalBatch
-from tests.cuda.pretended import fake_global_batch, make_state, pretended_cuda
+from tests.cuda.fake_cuda import fake_cuda, fake_global_batch, make_state
 from tests.cuda.traces import run_step
 
 VOCAB_SIZE = 30522
 MASKED_SHARE = 0.15
-ALLOCATION_UNIT = 512
-"""Bytes to which PyTorch rounds what it allocates on CUDA."""
+ALLOCATION_BYTES = 512  # PyTorch rounds allocations on CUDA up to a multiple
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Follows the memory of all tensors on the device that operators return, from their first to their last use.
+    """Tracks the memory of all device tensors returned by operators.
 
-    What a kernel takes for itself is not seen: cuBLAS's workspace, and the sums of flash attention's backward pass.
+    Buffers inside kernels are not included: the workspace of cuBLAS, and sums in the backward pass of flash attention.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class MemoryTracker(TorchDispatchMode):
     def _note(self, storage: Any) -> None:
         key = storage._cdata
         if key not in self._known:
-            size = -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
+            size = -(-storage.nbytes() // ALLOCATION_BYTES) * ALLOCATION_BYTES
             self._known.add(key)
             self.live_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -56,7 +55,7 @@ class MemoryTracker(TorchDispatchMode):
 
 
 def full_batch(tokens: int, length: int) -> GlobalBatch:
-    """Return two micro-batches, each of so many tokens in sequences of full length."""
+    """Return a batch of two micro-batches, each with `tokens` tokens in sequences of length `length`."""
     rows, masked = tokens // length, int(MASKED_SHARE * tokens)
     ids, masks = torch.zeros(tokens, dtype=torch.int64), torch.zeros(masked, dtype=torch.int64)
     cu_seqlens, labels = torch.arange(rows + 1, dtype=torch.int32) * length, torch.zeros(rows, dtype=torch.int64)
@@ -65,11 +64,11 @@ def full_batch(tokens: int, length: int) -> GlobalBatch:
 
 
 def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
-    """Return peak and estimate, in bytes, of BERT-Base at 128 and BERT-Large at 512 tokens.
+    """Return the peak and the estimate in bytes for BERT-Base with 128 tokens and BERT-Large with 512 tokens.
 
-    With `num_layers` layers, or all that they have; `tokens` is of a micro-batch.
+    `num_layers` replaces the number of layers; `tokens` is the size of a micro-batch.
     """
-    found = []
+    rows = []
     for name, length, optimizer, checkpointing in (("base", 128, "adamw", True), ("large", 512, "muon", False)):
         config = load_config(name)
         model: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
@@ -78,15 +77,15 @@ def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
         train = {"optimizer": optimizer, "activation_checkpointing": checkpointing, "precision": "bf16"}
         sections = {"model": config.model.model_copy(update=model), "train": config.train.model_copy(update=train)}
         label = f"{name} at {length}, {optimizer}{', checkpointing' if checkpointing else ''}"
-        found.append({"name": label, **_measure(config.model_copy(update=sections), length, tokens)})
-    return found
+        rows.append({"name": label, **_measure(config.model_copy(update=sections), length, tokens)})
+    return rows
 
 
 def _measure(config: Config, length: int, tokens: int) -> dict[str, int]:
-    with pretended_cuda() as mode, MemoryTracker() as tracker:
+    with fake_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
         batch = fake_global_batch(mode, full_batch(tokens, length))
-        for step in range(2):  # the optimizer's state is there from the first on
+        for step in range(2):  # the first step allocates the optimizer's state
             tracker.peak_bytes = 0
             run_step(state, config, batch, step)
         dtype = DTYPES[config.train.precision]

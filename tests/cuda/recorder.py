@@ -1,6 +1,6 @@
-"""Records what the operators of some code would do to a CUDA device, above all where the host would wait for it.
+"""Record the operators that run on a CUDA device, and where the host would wait for the device.
 
-What is inside a kernel of PyTorch does not show here; what the operators are given and what they return does.
+Only the inputs and outputs of operators are visible, not the inside of PyTorch's kernels.
 """
 
 import contextlib
@@ -16,77 +16,74 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import bert_pretrain
-from tests.cuda.pretended import CUDA, is_pinned, pretended_cuda
+from tests.cuda.fake_cuda import CUDA, fake_cuda, is_pinned
 
 PACKAGE = Path(bert_pretrain.__file__).parent
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default}
-NO_KERNEL = {
+NO_KERNEL = {  # operators that return a view or allocate memory
     "aten.alias", "aten.detach", "aten.expand", "aten.permute", "aten.select", "aten.slice", "aten.split",
     "aten.split_with_sizes", "aten.t", "aten.transpose", "aten.unbind", "aten.unsqueeze", "aten.squeeze", "aten.view",
     "aten._unsafe_view", "aten._reshape_alias", "aten.empty", "aten.empty_like", "aten.new_empty",
     "profiler._record_function_enter_new", "profiler._record_function_exit",
 }  # fmt: skip
-"""Operators that only look at a tensor in another way, or reserve memory."""
 
 
 class Recorder(TorchDispatchMode):
-    """Notes waits and shapes that depend on data, and counts the operators that launch something on the device."""
+    """Records waits and data-dependent shapes, and counts the operators that launch a kernel on the device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: Counter[str] = Counter()
-        self.waits: list[str] = []
-        """What makes the host wait for the device, each with the line of the project."""
-        self.data_dependent: list[str] = []
-        """What has a result whose shape only the device knows, which is a wait as well."""
-        self.asynchronous_copies = 0
-        """Between host and device, in the background."""
+        self.waits: list[str] = []  # operators that make the host wait, each with its line in the package
+        self.data_dependent: list[str] = []  # operators with a shape that depends on data, which is also a wait
+        self.asynchronous_copies = 0  # between host and device
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Look away while something is compiled, not while what was compiled runs."""
+        """Ignore operators during compilation, but not those of compiled code."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # more than all others together
+        if func is torch.ops.prim.device.default:  # for speed: this is called more often than all others
             return func(*args, **kwargs)
-        given = _tensors((args, kwargs))
-        if func is aten._local_scalar_dense.default and _on_cuda(given):
-            self._note(self.waits, func, given)
-            return float(given[0].dtype != torch.bool)  # one, and no to any question
-        if _has_data_dependent_shape(func, args, kwargs) and _on_cuda(given):
-            self._note(self.data_dependent, func, given)
+        inputs = _tensors((args, kwargs))
+        if func is aten._local_scalar_dense.default and _on_cuda(inputs):
+            self._record(self.waits, func, inputs)
+            return float(inputs[0].dtype != torch.bool)  # a value for `item`: 1.0 for numbers, false for conditions
+        if _has_data_dependent_shape(func, args, kwargs) and _on_cuda(inputs):
+            self._record(self.data_dependent, func, inputs)
         result = func(*args, **kwargs)
-        devices = {tensor.device.type for tensor in (*given, *_tensors(result))}
+        devices = {tensor.device.type for tensor in (*inputs, *_tensors(result))}
         if {"cpu", "cuda"} <= devices:
-            self._note_crossing(func, args, kwargs, given)
+            self._record_transfer(func, args, kwargs, inputs)
         name = str(func).rpartition(".")[0]
         if "cuda" in devices and name not in NO_KERNEL:
             self.operators[name] += 1
         return result
 
-    def _note_crossing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> None:
-        """Judge an operator that sees tensors of both devices."""
+    def _record_transfer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> None:
+        """Record an operator with tensors on both devices."""
         if func in COPIES:
             is_asynchronous = kwargs.get("non_blocking", False) or (func is aten.copy_.default and True in args[2:])
-            # Of memory that is not page-locked the driver makes a copy first, for which it may wait.
-            if not is_asynchronous or not all(is_pinned(tensor) for tensor in given if tensor.device.type == "cpu"):
-                self._note(self.waits, func, given)
+            # The driver first copies memory that is not page-locked, and may wait.
+            if not is_asynchronous or not all(is_pinned(tensor) for tensor in inputs if tensor.device.type == "cpu"):
+                self._record(self.waits, func, inputs)
             else:
                 self.asynchronous_copies += 1
-        elif not _takes_numbers(func) or any(tensor.dim() for tensor in given if tensor.device.type == "cpu"):
-            self._note(self.waits, func, given)
+        elif not _accepts_cpu_scalars(func) or any(tensor.dim() for tensor in inputs if tensor.device.type == "cpu"):
+            self._record(self.waits, func, inputs)
 
-    def _note(self, notes: list[str], func: Any, given: list[Tensor]) -> None:
-        notes.append(f"{func} of {', '.join(f'{t.device.type} {tuple(t.shape)}' for t in given)} at {_project_line()}")
+    def _record(self, records: list[str], func: Any, inputs: list[Tensor]) -> None:
+        shapes = ", ".join(f"{tensor.device.type} {tuple(tensor.shape)}" for tensor in inputs)
+        records.append(f"{func} of {shapes} at {_package_line()}")
 
 
-def _takes_numbers(func: Any) -> bool:
-    """Whether a single number on the CPU becomes an argument of the kernel; else it is copied, which waits."""
+def _accepts_cpu_scalars(func: Any) -> bool:
+    """Return whether a scalar on the CPU is passed as a kernel argument. Otherwise it is copied, which is a wait."""
     return func is aten.fill_.Tensor or (torch.Tag.pointwise in func.tags and func is not aten.where.self)
 
 
@@ -108,22 +105,21 @@ def _on_cuda(tensors: list[Tensor]) -> bool:
     return any(tensor.device.type == "cuda" for tensor in tensors)
 
 
-def _project_line() -> str:
-    """Return the innermost line of the project that is being run."""
+def _package_line() -> str:
     for frame in reversed(traceback.extract_stack()):
         if PACKAGE in Path(frame.filename).parents:
             return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.lineno} {frame.line}"
-    return "no line of the project"
+    return "no line of the package"
 
 
-def notes() -> list[list[list[int]]]:
-    """Return for waits, data-dependent shapes and harmless things, done on purpose, how many of both were noted."""
+def recorded_counts() -> list[list[list[int]]]:
+    """Return the counts of waits and data-dependent shapes for operations that have one, the other, or neither."""
     waits: list[Callable[[Tensor], object]] = [
         lambda values: values.sum().item(),
         lambda values: values.cpu(),
         lambda values: torch.tensor([1.0, 2.0], device=values.device),
-        lambda values: torch.ones(3).to(values.device, non_blocking=True),  # from memory that is not page-locked
-        lambda values: values.__setitem__(1, 1.0),  # a single element: PyTorch copies the number
+        lambda values: torch.ones(3).to(values.device, non_blocking=True),  # the memory is not page-locked
+        lambda values: values.__setitem__(1, 1.0),  # PyTorch copies the number for a single element
         lambda values: torch.where(values > 0, torch.tensor(1.0), values),
     ]
     data_dependent = [lambda values: values[values > 0], lambda values: values.repeat_interleave(values.long())]
@@ -133,12 +129,12 @@ def notes() -> list[list[list[int]]]:
         lambda values: torch.ones(3).pin_memory().to(values.device, non_blocking=True),
         lambda values: values.repeat_interleave(values.long(), output_size=7),
     ]
-    return [[_noted(thing) for thing in things] for things in (waits, data_dependent, harmless)]
+    return [[_counts(operation) for operation in group] for group in (waits, data_dependent, harmless)]
 
 
-def _noted(thing: Callable[[Tensor], object]) -> list[int]:
-    with pretended_cuda(), Recorder() as recorder:
+def _counts(operation: Callable[[Tensor], object]) -> list[int]:
+    with fake_cuda(), Recorder() as recorder:
         values = torch.ones(4, device=CUDA)
-        with contextlib.suppress(RuntimeError, TypeError):  # a fake tensor has no values to decide by
-            thing(values)
+        with contextlib.suppress(RuntimeError, TypeError):  # fake tensors have no values
+            operation(values)
         return [len(recorder.waits), len(recorder.data_dependent)]

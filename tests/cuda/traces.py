@@ -1,4 +1,4 @@
-"""Traces steps, the loop, an evaluation and a snapshot on the pretended device, and tells what was seen."""
+"""Trace steps, the training loop, an evaluation and a snapshot on the fake CUDA device."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ from bert_pretrain.train.packing import GlobalBatch, ShapeMultiples, global_batc
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
-from tests.cuda.pretended import CUDA, fake_global_batch, make_state, pretended_cuda
+from tests.cuda.fake_cuda import CUDA, fake_cuda, fake_global_batch, make_state
 from tests.cuda.recorder import Recorder
 from tests.train.conftest import VOCAB_SIZE, make_examples, without_pairs
 from tests.train.conftest import step as train_one
@@ -37,7 +37,7 @@ OPTIMIZERS = ("adamw", "lamb", "muon")
 
 
 class Combination(NamedTuple):
-    """What decides which operators a step consists of."""
+    """Settings that change the operators of a step."""
 
     optimizer: str
     precision: str
@@ -52,12 +52,12 @@ class Combination(NamedTuple):
 
 
 def combinations() -> Iterator[Combination]:
-    """Yield what can run, each with one of the optimizers: attention without padding takes 16 bits only."""
-    ways = ((False, 0.0), (False, 0.1), (True, 0.1))  # to compute anew needs care where there is dropout
-    choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "triton", "padded"), ways)
+    """Yield valid combinations, each with one of the optimizers."""
+    checkpointing_and_dropout = ((False, 0.0), (False, 0.1), (True, 0.1))  # recomputation must repeat the dropout
+    choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "triton", "padded"), checkpointing_and_dropout)
     optimizers = itertools.cycle(OPTIMIZERS)
     for number, (precision, attention, (checkpointing, dropout)) in enumerate(choices):
-        if attention == "padded" or precision != "fp32":
+        if attention == "padded" or precision != "fp32":  # other attention needs 16 bits
             has_pairs = (number + number // 2) % 2 == 0
             yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs)
 
@@ -78,7 +78,7 @@ def make_config(combination: Combination) -> Config:
 def run_step(
     state: TrainState, config: Config, batch: GlobalBatch, step: int, graphs: StepGraphs | None = None
 ) -> None:
-    """Run one step of the project's own, from bringing the batch to the device on."""
+    """Copy a batch to the device, and run one training step."""
     batch = batch.to(CUDA)
     train_one(state, batch, step, DTYPES[config.train.precision], graphs=graphs)
     state.count(batch)
@@ -88,7 +88,7 @@ def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any
     config = make_config(combination)
     if not combination.pairs:
         batches = [without_pairs(batch) for batch in batches]
-    with pretended_cuda() as mode:
+    with fake_cuda() as mode:
         state = make_state(config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs)
         recorders = [Recorder() for _ in batches]
         for step, (recorder, batch) in enumerate(zip(recorders, batches, strict=True)):
@@ -105,39 +105,37 @@ def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any
 
 
 def read_batches(data: Path, **settings: Any) -> list[GlobalBatch]:
-    """Return the first global batches of a data folder."""
     defaults = {"seed": 1, "global_batch_size": 24, "micro_batch_tokens": 600}
     reader = TrainingData(DataFolder.open(data), **{**defaults, **settings})
     return [reader.global_batch(step) for step in range(2)]
 
 
 def all_combinations(data: Path) -> list[dict[str, Any]]:
-    """Trace the first step, which lacks nothing that later ones do, of all combinations."""
     batches = read_batches(data)
     return [trace(combination, batches[:1]) for combination in combinations()]
 
 
 def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
     """Return the operators of a step in bf16 with flash attention and dropout, for each optimizer."""
+    batches = read_batches(data)
     plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in OPTIMIZERS]
-    return {one.optimizer: trace(one, read_batches(data))["operators"] for one in plain}
+    return {combination.optimizer: trace(combination, batches)["operators"] for combination in plain}
 
 
 def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, Any]:
-    """Return the graphs after each step in fp16, and the waits."""
-    batches = [
-        read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)[0] for size in (24, 37)
-    ]
+    """Return the number of compiled graphs after each of two steps in fp16, the waits and the operators."""
+    settings = {"static_shapes": True, "micro_batch_tokens": 10**6}
+    batches = [read_batches(data, global_batch_size=size, **settings)[0] for size in (24, 37)]
     compiled, graphs = [], []
 
     def counter(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        """A compiler that makes no code and counts the graphs that it is given."""
+        """Count the graphs, and compile them without code generation."""
         compiled.append(graph)
         return aot_eager(graph, inputs)
 
     config = make_config(Combination("adamw", "fp16", attention, checkpointing, 0.1, True))
     softmax = functools.partial(loss._compiled_softmax, counter)
-    with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
+    with fake_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
         state = make_state(config, VOCAB_SIZE, attention=attention, backend=counter)
         with Recorder() as recorder:
             for step, batch in enumerate(batches):
@@ -154,22 +152,22 @@ def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, A
 
 
 class TracedGraphs(StepGraphs):
-    """Notes what a capture would record, and what is launched around it."""
+    """Records the operators of a capture in place of a CUDA graph."""
 
     def pays(self, batch: GlobalBatch) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         self.captured = Recorder()
-        with self.captured, mock.patch("torch.manual_seed", side_effect=AssertionError("a capture has one seed")):
+        with self.captured, mock.patch("torch.manual_seed", side_effect=AssertionError("seeded in a capture")):
             compute()
         return lambda: None
 
 
 def captured_steps() -> list[dict[str, Any]]:
-    """Trace the capture of a step for each optimizer, once compiled as far as graphs go.
+    """Trace the capture of a step for each optimizer, one of them compiled.
 
-    Two batches of one shape differ in their tokens, predictions and lengths; what is captured must not.
+    Two batches of the same shape differ in their tokens, predictions and lengths. The captures must be equal.
     """
     multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
     batches = [
@@ -189,25 +187,25 @@ def _captured(combination: Combination, batches: list[GlobalBatch], backend: Any
         batches = [without_pairs(batch) for batch in batches]
     captured: list[Recorder] = []
     softmax = functools.partial(loss._compiled_softmax, aot_eager)
-    compared = mock.patch.object(cuda_graph.Trial, "distances", return_value=(0.0, 0.0))  # fakes have no values
-    with pretended_cuda() as mode, compared, mock.patch.object(loss, "_compiled_softmax", softmax):
+    compared = mock.patch.object(cuda_graph.Trial, "distances", return_value=(0.0, 0.0))  # fake tensors have no values
+    with fake_cuda() as mode, compared, mock.patch.object(loss, "_compiled_softmax", softmax):
         state = make_state(
             config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs, backend=backend
         )
         for batch in batches:
             graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
             for step in range(3):
-                with Recorder() as whole:
+                with Recorder() as outside:
                     run_step(state, config, fake_global_batch(mode, batch), step, graphs)
             captured.append(graphs.captured)
-        left = sum(parameter.grad is not None for parameter in state.model.parameters())
+        gradients_left = sum(parameter.grad is not None for parameter in state.model.parameters())
     return {
         "name": str(combination),
-        "waits": [wait for recorder in (whole, *captured) for wait in recorder.waits + recorder.data_dependent],
+        "waits": [wait for recorder in (outside, *captured) for wait in recorder.waits + recorder.data_dependent],
         "copies": sum(recorder.asynchronous_copies for recorder in captured),
         "operators": [dict(recorder.operators) for recorder in captured],
-        "around": sum(whole.operators.values()),
-        "gradients_left": left,
+        "outside": sum(outside.operators.values()),
+        "gradients_left": gradients_left,
         "sizes": [[batch.num_sequences, batch.num_tokens, batch.num_predictions] for batch in batches],
     }
 
@@ -218,22 +216,22 @@ SYNCHRONIZE = "torch.cuda.synchronize"
 
 
 class FakeData(TrainingData):
-    """The project's own batches with fake tensors, made beforehand: a thread asks for them."""
+    """Global batches with fake tensors. They are made in advance, because a fake mode must not be used in a thread."""
 
     def prepare(self, mode: FakeTensorMode) -> None:
-        self._prepared = [fake_global_batch(mode, super(FakeData, self).global_batch(step)) for step in range(STEPS)]
+        self._batches = [fake_global_batch(mode, super(FakeData, self).global_batch(step)) for step in range(STEPS)]
 
     def global_batch(self, step: int) -> GlobalBatch:
-        return self._prepared[step]
+        return self._batches[step]
 
 
 def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
-    """Return the waits of a loop of six steps by the number of finished ones, and those of what it calls alone."""
+    """Trace a loop of six steps, and separately an evaluation and a snapshot of the state."""
     folder = DataFolder.open(data)
     config = make_config(Combination("adamw", "bf16", "varlen", False, 0.1, True))
     train = {"max_steps": STEPS, "log_every": 3, "eval_every": 100, "save_every": 100, "global_batch_size": 24}
     config = config.model_copy(update={"train": config.train.model_copy(update=train)})
-    with pretended_cuda() as mode:
+    with fake_cuda() as mode:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
         loop = _loop(mode, state, config, folder)
         with Recorder() as evaluation:
@@ -242,20 +240,14 @@ def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
             copies, _ = HostBuffers().copy(all_tensors(state))
-        num_tensors = len(copies)
     return {
-        "loop": loop,
-        "evaluation": evaluation.waits,
-        "evaluated_batches": len(batches),
-        "snapshot_waits": snapshot.waits,
-        "snapshot_copies": snapshot.asynchronous_copies,
-        "tensors": num_tensors,
+        "loop": loop, "evaluation": evaluation.waits, "evaluated_batches": len(batches),
+        "snapshot_waits": snapshot.waits, "snapshot_copies": snapshot.asynchronous_copies, "tensors": len(copies),
         "data_dependent": evaluation.data_dependent + snapshot.data_dependent,
-    }
+    }  # fmt: skip
 
 
 def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:
-    """Run the loop, and return the waits by the number of finished steps."""
     data = FakeData(folder, seed=1, global_batch_size=24, micro_batch_tokens=MICRO_BATCH_TOKENS)
     data.prepare(mode)
     run = ResolvedRun(
@@ -276,7 +268,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,
     ):
-        # Evaluations and copies of the state are traced by themselves; fake tensors cannot be written.
+        # No checkpoint is written, because fake tensors have no values.
         checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
         fit(run, state, data, log, lambda all_examples: None, checkpoints, evaluate_first=False)
     return waits

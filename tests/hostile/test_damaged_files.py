@@ -1,6 +1,6 @@
-"""Damaged inputs of every reader of outside data are read, or refused with a `UserError`.
+"""Fuzz tests: readers accept a damaged input or raise `UserError`.
 
-The inputs are random changes of valid ones. A long campaign: `pytest tests/hostile --hypothesis-profile=long`.
+Damaged inputs are random changes of valid ones. For a long run: `pytest tests/hostile --hypothesis-profile=long`.
 """
 
 import contextlib
@@ -50,8 +50,7 @@ from bert_pretrain.train.run import train
 from bert_pretrain.vocab.run import make_vocab
 from tests.text.test_documents import COMPRESS, FORMATS
 
-# Values that readers have stumbled over elsewhere: extremes, other types, text that is no text.
-_ODD: tuple[Any, ...] = (
+_ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1.5, 2**31, 2**63, 10**30, -(10**9), 1e308, float("nan"), float("inf"), "", "a", "\ud800",
     "\x00", "../a", "/etc/passwd", "1e999", "é" * 100, [], {}, [[]], [None], {"": None}, {"a": {"a": 1}},
 )  # fmt: skip
@@ -71,16 +70,16 @@ SETTINGS = [
 
 
 class Target(NamedTuple):
-    """A file that a reader reads, perhaps among others that are whole, and valid contents of it."""
+    """A file to damage and its reader."""
 
     path: Path
     read: Callable[[], object]
-    seeds: list[bytes]
+    seeds: list[bytes]  # valid contents
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small outputs of all stages."""
+    """Run all stages on a tiny corpus."""
     folder = tmp_path_factory.mktemp("outputs")
     (folder / "text.txt").write_text(
         "\n\n".join("\n".join(SENTENCES[number:] + SENTENCES[:number]) for number in range(20)) + "\n"
@@ -91,11 +90,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(config, data, folder / "run")
     shutil.copytree(folder / "run" / "model", folder / "model")
     shutil.copytree(next((folder / "run" / "checkpoints").glob("step-*")), folder / "state")
-    (folder / "model" / CHECKSUMS).unlink()  # they would refuse every change, before it is read
+    (folder / "model" / CHECKSUMS).unlink()  # otherwise damage is detected before the file is parsed
     return folder
 
 
-def of_corpora(folder: Path) -> Iterator[Target]:
+def corpora(folder: Path) -> Iterator[Target]:
     texts = ["\n".join(SENTENCES[:4]), *SENTENCES[4:]]
     contents = {ending: FORMATS[ending](texts) for ending in (".txt", ".jsonl", ".csv", ".parquet")}
     for name in (".txt.gz", ".csv.bz2", ".jsonl.xz", ".txt.zst", ".parquet.gz"):
@@ -107,38 +106,36 @@ def of_corpora(folder: Path) -> Iterator[Target]:
         (source,) = resolve([str(path)], config)
         for part in documents.cut(source, part_bytes=64):
             for document in documents.read(part, config, Counter()):
-                document.text.encode()  # what follows relies on texts that UTF-8 can hold
+                document.text.encode()  # raises for lone surrogates
         list(Texts([str(path)], "text", skip_empty=True))
 
     for ending, seed in contents.items():
         path = folder / f"corpus{ending}"
         yield Target(path, partial(read, path), [seed])
     path = folder / "pairs.jsonl"
-    yield Target(
-        path, lambda: read_pairs([str(path)], "UID"), as_json({"sentence_good": "a", "sentence_bad": "b", "UID": "c"})
-    )
+    pair = {"sentence_good": "a", "sentence_bad": "b", "UID": "c"}
+    yield Target(path, lambda: read_pairs([str(path)], "UID"), as_json(pair))
 
 
-def of_configurations(folder: Path) -> Iterator[Target]:
-    path, given = folder / "config.yaml", folder / "settings.txt"
+def configurations(folder: Path) -> Iterator[Target]:
+    path, settings_path = folder / "config.yaml", folder / "settings.txt"
     lines = ["train.betas=[0.9, 0.98]", "data.input_weights={a: 2}", "data.max_record_bytes=64M", "time=1h"]
     lines += ["train.time_budget=1h30m", "train.time_budget=2.5s"]
 
     def read_settings() -> None:
-        config = load_config(settings=given.read_text(errors="replace").split("\n"))
+        config = load_config(settings=settings_path.read_text(errors="replace").split("\n"))
         path.write_text(dump_yaml(config), encoding="utf-8")
         assert load_config(path) == config
 
-    yield Target(given, read_settings, [line.encode() for line in [*lines, "\n".join(lines[:5])]])
+    yield Target(settings_path, read_settings, [line.encode() for line in [*lines, "\n".join(lines[:5])]])
     presets = [preset.read_bytes() for preset in preset_paths().values()]
     yield Target(path, lambda: load_config(path), [*presets, b"extends: short\ndata: &a {seed: 1}\n"])
 
 
-def of_outputs(folder: Path) -> Iterator[Target]:
-    """Yield files that this package has written, or that look so."""
+def stage_outputs(folder: Path) -> Iterator[Target]:
     vocab, data, run = folder / "vocab", folder / "data", folder / "run"
 
-    def in_file(path: Path, read: Callable[[], object]) -> Target:
+    def existing(path: Path, read: Callable[[], object]) -> Target:
         seeds = [path.read_bytes()]
         if path.suffix == ".json":
             content = json.loads(seeds[0])
@@ -150,38 +147,38 @@ def of_outputs(folder: Path) -> Iterator[Target]:
         tokenizer.decode(tokenizer.encode_text("The naïve cat."))
 
     def read_data() -> None:
-        found = DataFolder.open(data)
-        found.tokenizer()
-        print(found.content_hash, found.max_seq_length, found.mean_tokens("train"))
+        opened = DataFolder.open(data)
+        opened.tokenizer()
+        print(opened.content_hash, opened.max_seq_length, opened.mean_tokens("train"))
         for split in ("train", "validation"):
-            for record in found.shards(split):
+            for record in opened.shards(split):
                 read_shard(data, record)
         manifest.claim(data, "data", identity)
 
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        yield in_file(vocab / name, read_vocab)
+        yield existing(vocab / name, read_vocab)
     identity = manifest.read_record(data)["identity"]
-    yield in_file(data / "manifest.json", read_data)
+    yield existing(data / "manifest.json", read_data)
     yield shard(data)
     for name in ("manifest.json", "metrics.jsonl"):
-        yield in_file(run / name, lambda: diagnose(manifest.read_record(run), read_metrics(run)))
+        yield existing(run / name, lambda: diagnose(manifest.read_record(run), read_metrics(run)))
     sealed = folder / "sealed"
     sealed.mkdir()
     (sealed / "a").write_bytes(b"a")
     seal_folder(sealed)
-    yield in_file(sealed / CHECKSUMS, lambda: damage_of_folder(sealed))
+    yield existing(sealed / CHECKSUMS, lambda: damage_of_folder(sealed))
     used = folder / "used.json"
     yield Target(used, lambda: TimeLimit(1.0, used), as_json({"used_seconds": 1.5}))
 
 
 def shard(data: Path) -> Target:
-    """Return the target of a shard with whatever content, whose manifest agrees with it."""
+    """Return a target for the content of a shard: its record in the manifest is made to match the damaged file."""
     name = DataFolder.open(data).shards("train")[0].path
     path = data / name
 
     def read() -> None:
         rows = tokens = 0
-        with contextlib.suppress(Exception):  # judged by read_shard
+        with contextlib.suppress(Exception):  # read_shard must detect it
             ids = pq.read_table(path, columns=["input_ids"])["input_ids"].to_pylist()
             rows, tokens = len(ids), sum(map(len, ids))
         record = ShardRecord(name, rows, tokens, path.stat().st_size, sha256_file(path), "")
@@ -196,7 +193,7 @@ def shard(data: Path) -> Target:
     return Target(path, read, [path.read_bytes(), *variants])
 
 
-def of_models(folder: Path) -> Iterator[Target]:
+def models(folder: Path) -> Iterator[Target]:
     model, state = folder / "model", folder / "state"
 
     def load() -> object:
@@ -215,15 +212,14 @@ def of_models(folder: Path) -> Iterator[Target]:
     yield Target(model / "pytorch_model.bin", load, [bytes_of(partial(torch.save, tensors)), bytes_of(old)])
 
 
-def of_tables(folder: Path) -> Iterator[Target]:
-    """Yield tables of `finetune` and `predict`: texts, questions, tagged words."""
+def finetuning_tables(folder: Path) -> Iterator[Target]:
     tokenizer = Tokenizer.load(folder / "vocab")
     answers = {"text": ["cat"], "answer_start": [4]}
     question = {"id": "1", "question": "Who?", "context": "The cat sat.", "answers": answers}
     squad_answers = [{"text": "cat", "answer_start": 4}]
     paragraph = {"context": question["context"], "qas": [{**question, "answers": squad_answers}]}
-    asked = {"query_id": "1", "query_text": "Who?", "answers": ["cat", "dog"]}
-    cmrc = [{"context_id": "1", "context_text": question["context"], "qas": [asked]}]
+    cmrc_question = {"query_id": "1", "query_text": "Who?", "answers": ["cat", "dog"]}
+    cmrc = [{"context_id": "1", "context_text": question["context"], "qas": [cmrc_question]}]
     table = pa.Table.from_pylist(ROWS)
     tables = {
         "classify.csv": [bytes_of(partial(pyarrow.csv.write_csv, table))],
@@ -238,7 +234,6 @@ def of_tables(folder: Path) -> Iterator[Target]:
     }
 
     def read(path: Path) -> None:
-        """Read rows as `finetune` and `predict` do, encode them, and write them."""
         head = TASK_CLASSES[path.name.partition(".")[0]]
         with contextlib.suppress(UserError):
             head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
@@ -262,8 +257,8 @@ def as_json(*values: object) -> list[bytes]:
     return [json.dumps(value).encode() for value in values]
 
 
-@pytest.mark.parametrize("group", [of_corpora, of_configurations, of_outputs, of_models, of_tables])
-def test_a_damaged_input_is_read_or_refused(group, outputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [corpora, configurations, stage_outputs, models, finetuning_tables])
+def test_damaged_input_is_read_or_raises_user_error(group, outputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
     shutil.copytree(outputs, folder)
     for target in group(folder):
@@ -274,7 +269,7 @@ def check(target: Target) -> None:
     path, read, seeds = target
     before = path.read_bytes() if path.exists() else seeds[0]
     path.write_bytes(seeds[0])
-    read()  # it is valid: a reader that refuses everything proves nothing
+    read()  # a valid input must be accepted
     is_json = st.just(".json" in path.name)
 
     @settings(max_examples=settings().max_examples // 2)
@@ -285,47 +280,47 @@ def check(target: Target) -> None:
             read()
 
     damage()
-    path.write_bytes(before)  # other targets may read the same folder
+    path.write_bytes(before)  # for other targets in the same folder
 
 
 def mutated(data: bytes, draw: random.Random, *, is_json: bool) -> bytes:
-    """Return an input with one to eight random changes: of its JSON values if it has some, or of its bytes."""
+    """Return an input with one to eight random changes of its bytes or its JSON values."""
     for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
-        changed = _with_other_value(data, draw) if is_json and draw.random() < 0.6 else None
-        data = _with_other_bytes(data, draw) if changed is None else changed
+        changed = _with_changed_value(data, draw) if is_json and draw.random() < 0.6 else None
+        data = _with_changed_bytes(data, draw) if changed is None else changed
     return data
 
 
-def _with_other_value(data: bytes, draw: random.Random) -> bytes | None:
-    """Change, remove or add a value of a JSON text, or of a line of it; None where there is no JSON."""
+def _with_changed_value(data: bytes, draw: random.Random) -> bytes | None:
+    """Change one value in a JSON document or in a line of JSON lines. Returns None if it is not valid JSON."""
     lines = data.split(b"\n")
     number = draw.randrange(len(lines))
-    whole = len(lines) > 2 and lines[0].strip() in (b"{", b"[")
+    is_document = len(lines) > 2 and lines[0].strip() in (b"{", b"[")
     try:
-        tree = [json.loads(data if whole else lines[number])]
+        tree = [json.loads(data if is_document else lines[number])]
     except (ValueError, RecursionError):
         return None
-    places: list[tuple[Any, Any]] = [(tree, 0)]  # of values: what holds each, and its key there
-    for holder, key in places:  # grows
-        value = holder[key]
+    places: list[tuple[Any, Any]] = [(tree, 0)]  # containers and keys of all values
+    for parent, key in places:  # grows during the loop
+        value = parent[key]
         if isinstance(value, dict | list) and len(places) < 2000:
             places += [(value, each) for each in (value if isinstance(value, dict) else range(len(value)))]
-    holder, key = draw.choice(places)
-    other, place = draw.choice(places)
+    parent, key = draw.choice(places)
+    other_parent, other_key = draw.choice(places)
     kind = draw.choice(("remove", "rename", "copy", "wrap", *["odd"] * 4))
-    if kind == "remove" and holder is not tree:
-        del holder[key]
-    elif kind == "rename" and isinstance(holder, dict):
-        holder[str(draw.choice(_ODD))] = holder.pop(key)
+    if kind == "remove" and parent is not tree:
+        del parent[key]
+    elif kind == "rename" and isinstance(parent, dict):
+        parent[str(draw.choice(_ODD_VALUES))] = parent.pop(key)
     elif kind == "copy":
-        holder[key] = json.loads(json.dumps(other[place]))
+        parent[key] = json.loads(json.dumps(other_parent[other_key]))
     else:
-        holder[key] = [holder[key]] if kind == "wrap" else draw.choice(_ODD)
+        parent[key] = [parent[key]] if kind == "wrap" else draw.choice(_ODD_VALUES)
     text = json.dumps(tree[0]).encode()
-    return text if whole else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
+    return text if is_document else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
 
 
-def _with_other_bytes(data: bytes, draw: random.Random) -> bytes:
+def _with_changed_bytes(data: bytes, draw: random.Random) -> bytes:
     begin = draw.randint(0, len(data))
     end = min(len(data), begin + draw.choice((0, 1, 1, 2, 8, 64)))
     source = draw.randint(0, len(data))

@@ -1,4 +1,4 @@
-"""The benchmark of the data stage measures what it says, on texts that are what it says."""
+"""Tests of the benchmark of the data stages."""
 
 import lzma
 import re
@@ -12,23 +12,23 @@ import pytest
 from bert_pretrain.text.tokenizer import Tokenizer
 
 
-def test_ids_are_compared_before_speeds_are(english_text: Path, vocab_folder: Path, tmp_path: Path) -> None:
+def test_different_ids_are_detected(english_text: Path, vocab_folder: Path, tmp_path: Path) -> None:
     assert bench.ids_equal(str(vocab_folder), str(english_text), "100000")
-    other = Tokenizer.load(vocab_folder)
-    cased = Tokenizer(other.tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
+    tokens = Tokenizer.load(vocab_folder).tokens
+    cased = Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
     cased.save(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((vocab_folder / "tokenizer.json").read_bytes())
     assert not bench.ids_equal(str(tmp_path), str(english_text), "100000")
 
 
-def test_a_row_says_medians_and_spread() -> None:
+def test_row_shows_medians_and_ranges() -> None:
     row = bench.Row("a job", "the peer", ours=[30.0, 33.0, 36.0], peer=[10.0, 10.0, 9.0])
     assert str(row) == "| a job | 33 MB/s (30–36) | 10 MB/s (9–10): the peer | 3.3 × (3–4) |"
     assert str(bench.Row("peak", unit="GiB", ours=[1.5])) == "| peak | 1.5 GiB | – | – |"
 
 
 @pytest.mark.slow
-def test_one_command_prints_every_row_and_the_table_of_scaling(english_text, chinese_text, tmp_path) -> None:
+def test_command_prints_all_rows_and_the_scaling_table(english_text, chinese_text, tmp_path) -> None:
     packed = tmp_path / "chinese.txt.xz"
     packed.write_bytes(lzma.compress(chinese_text.read_bytes()))
     words = ["--english", english_text, "--chinese", packed, "--work", tmp_path / "work", "--repeats", 1]
@@ -40,7 +40,6 @@ def test_one_command_prints_every_row_and_the_table_of_scaling(english_text, chi
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 10 + 3 * len(bench.SHAPES) + len(bench.SIZES)
     for name, ours, peer, *_ in rows:
-        assert (peer == "–") == bool(re.search(r"peak|merging|1 MB", name)), name
-        is_slope = name.startswith("merging")  # a difference of two times, which may be anything in so small a text
-        assert all(float(cell.split()[0]) > 0 for cell in (ours, peer) if cell != "–" and not is_slope), name
+        assert (peer == "–") == bool(re.search(r"merging|1 MB", name)), name
+        assert all(float(cell.split()[0]) > 0 for cell in (ours, peer) if cell != "–"), name
     assert sum(line.startswith("| ") for line in scaling.splitlines()) == 9

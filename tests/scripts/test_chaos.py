@@ -1,4 +1,4 @@
-"""The fault campaign in short: a few faults of the stages that need no torch, and programs with planted defects."""
+"""Tests of the fault injection: a few faults in `vocab`, which needs no torch, and in programs with defects."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs /proc and pidfd_open")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and pidfd_open")
 SEED = 4
 SCRIPTS = REPOSITORY / "scripts"
 Campaign = Callable[..., tuple[int, list[dict[str, Any]], str]]
@@ -22,31 +22,30 @@ Campaign = Callable[..., tuple[int, list[dict[str, Any]], str]]
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Campaign:
-    """Run a campaign over `vocab`, after some lines of Python: a defect planted in the program."""
+    """Return a function that injects faults into `vocab`, after it has run Python lines that plant a defect."""
 
     def run(*arguments: object, before: str = "") -> tuple[int, list[dict[str, Any]], str]:
         output = tmp_path / "chaos.jsonl"
         words = ["chaos.py", "--commands", "vocab", "--output", str(output), *map(str, arguments)]
         program = f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nsys.argv = {words!r}\n{before}\n"
         program += "import chaos\nsys.exit(chaos.main())\n"
-        # The planted lines import NumPy, whose threads a process that forks cannot have.
+        # The planted lines import NumPy, and a process that forks must not have NumPy's threads.
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-        found = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
-        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         lines = output.read_text().splitlines() if output.exists() else []
-        return found.returncode, [json.loads(line) for line in lines], found.stdout + found.stderr
+        return done.returncode, [json.loads(line) for line in lines], done.stdout + done.stderr
 
     return run
 
 
-def test_faults_of_vocab_lose_nothing(campaign: Campaign) -> None:
-    code, outcomes, said = campaign("--faults", 8, "--seed", SEED)
-    assert len(outcomes) == 8, said
+def test_vocab_has_no_defects(campaign: Campaign) -> None:
+    code, outcomes, printed = campaign("--faults", 8, "--seed", SEED)
+    assert len(outcomes) == 8, printed
     assert [outcome for outcome in outcomes if outcome["verdict"] not in ("same", "message", "unchecked")] == []
     assert code == 0
     assert len({outcome["fault"] for outcome in outcomes}) > 4
-    assert "| all |" in said
+    assert "| all |" in printed
 
 
 @pytest.mark.parametrize(
@@ -61,17 +60,17 @@ def test_faults_of_vocab_lose_nothing(campaign: Campaign) -> None:
         ),
     ],
 )
-def test_a_planted_defect_is_found(campaign: Campaign, verdict: str, defect: str) -> None:
+def test_planted_defect_is_detected(campaign: Campaign, verdict: str, defect: str) -> None:
     commands = [command for command in chaos_trial.COMMANDS if command.name == "vocab"]
     faults = ((number, chaos.choose(commands, number, SEED)[1]) for number in range(1000))
     numbers = [number for number, fault in faults if fault == "damaged, finished"]
     before = f"import chaos_trial, time; import bert_pretrain.vocab.run as run; {defect}"
-    code, outcomes, said = campaign("--seed", SEED, "--only", *numbers[:2], before=before)
-    assert verdict in {outcome["verdict"] for outcome in outcomes}, said
+    code, outcomes, printed = campaign("--seed", SEED, "--only", *numbers[:2], before=before)
+    assert verdict in {outcome["verdict"] for outcome in outcomes}, printed
     assert code == 1
 
 
-def test_the_same_number_is_the_same_fault() -> None:
+def test_fault_depends_on_seed_and_number_only() -> None:
     commands = chaos_trial.COMMANDS
     first, again = ([chaos.choose(commands, number, 7)[:2] for number in range(300)] for _ in range(2))
     assert first == again

@@ -1,4 +1,4 @@
-"""The check of a GPU: its tables, its scheduler, its profile, and in small sizes on a CPU all but what needs CUDA."""
+"""Tests of the GPU check: its tables, scheduler and profile. A slow test runs all parts in small sizes on CPU."""
 
 import json
 import os
@@ -27,14 +27,14 @@ def results(tmp_path: Path) -> Any:
 
 
 def part(name: str, lines: str, **changes: Any) -> Any:
-    values = {"title": f"part {name}", "limit": 60.0, "least": 1.0, "read": lambda: ([], "")}
+    values = {"title": f"part {name}", "limit": 60.0, "min_seconds": 1.0, "read": lambda: ([], "")}
     return check.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
 
 
-def run(results: Any, *group: Any, seconds: float = 60.0) -> dict[str, int]:
+def run(results: Any, *parts: Any, seconds: float = 60.0) -> dict[str, int]:
     statuses: dict[str, int] = {}
-    for one in group:
-        check.run_part(one, time.monotonic() + seconds, results, statuses)
+    for each in parts:
+        check.run_part(each, time.monotonic() + seconds, results, statuses)
     return statuses
 
 
@@ -47,7 +47,7 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     results.add("machine", "machine", {"device": "NVIDIA H200", "torch": "2.11.0", "command": "scripts/gpu_check.sh"})
     results.add("bench-base", "part", {"title": "Base at 128", "outcome": "done", "seconds": 71.4})
     results.add("bench-base", "result", bench)
-    results.add("bench-base", "result", {**bench, "step_seconds": float("nan")})  # which JSON lacks
+    results.add("bench-base", "result", {**bench, "step_seconds": float("nan")})
     results.add("bench-base", "result", {"other": "a|b"})
     text = (results.folder / "results.md").read_text()
     assert text.startswith("device NVIDIA H200, torch 2.11.0; `scripts/gpu_check.sh`\n\n")
@@ -59,29 +59,29 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     assert (lines[2]["tokens_per_second"], lines[3]["step_seconds"]) == (640_000.4, None)
 
 
-def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(results, capsys) -> None:
+def test_failed_part_does_not_stop_the_next_one(results, capsys) -> None:
     def unreadable() -> Any:
         raise FileNotFoundError("metrics.jsonl")
 
     lines = f"touch {results.work}/a; echo words of the error; exit 3"
-    fails = part("tests", lines, read=lambda: ([{"found": 7}], "3 passed, 1 failed"))
-    met = part("auto", f"[ -e {results.work}/a ]; echo met", read=unreadable)
-    assert run(results, fails, met) == {"tests": 3, "auto": 0}
+    failing = part("tests", lines, read=lambda: ([{"count": 7}], "3 passed, 1 failed"))
+    next_one = part("auto", f"[ -e {results.work}/a ]; echo second part", read=unreadable)
+    assert run(results, failing, next_one) == {"tests": 3, "auto": 0}
     assert outcomes(results) == {
         "tests": "failed with exit code 3; 3 passed, 1 failed",
         "auto": "done; its results cannot be read: FileNotFoundError: metrics.jsonl",
     }
-    assert [row["found"] for row in results.rows if row["kind"] == "result"] == [7]
+    assert [row["count"] for row in results.rows if row["kind"] == "result"] == [7]
     assert "   | words of the error" in capsys.readouterr().out
     log = (results.folder / "log.txt").read_text()
-    assert log.index("words of the error") < log.index("met")
+    assert log.index("words of the error") < log.index("second part")
 
 
-def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(results, monkeypatch) -> None:
+def test_part_is_stopped_at_its_limit_with_all_its_processes(results, monkeypatch) -> None:
     monkeypatch.setattr(check, "GRACE_SECONDS", 0.3)
-    deep = part("a", f"bash -c 'echo $$ >{results.work}/pid; sleep 100; true' & wait", limit=1.0)
+    nested = part("a", f"bash -c 'echo $$ >{results.work}/pid; sleep 100; true' & wait", limit=1.0)
     stubborn = part("b", "trap 'echo not yet' TERM; while true; do sleep 0.05; done", limit=1.0)
-    assert run(results, deep, stubborn) == {"a": 124, "b": 124}
+    assert run(results, nested, stubborn) == {"a": 124, "b": 124}
     assert outcomes(results) == dict.fromkeys("ab", "stopped at its limit of 1 s")
     assert "not yet" in (results.folder / "log.txt").read_text()
     pid = int((results.work / "pid").read_text())
@@ -91,15 +91,15 @@ def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(results
         time.sleep(0.05)
 
 
-def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
-    missing = results.work / "data" / "manifest.json"
-    late, lacking = part("a", "true", least=100.0), part("b", "true", needs=missing)
-    assert run(results, late, lacking, part("c", "true")) == {"c": 0}
+def test_part_without_time_or_data_is_not_run(results: Any) -> None:
+    late = part("a", "true", min_seconds=100.0)
+    without_data = part("b", "true", needs=results.work / "data" / "manifest.json")
+    assert run(results, late, without_data, part("c", "true")) == {"c": 0}
     assert outcomes(results) == {"a": "not run: no time left", "b": "not run: there are no examples", "c": "done"}
     assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
 
 
-def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
+def test_profile_sums_kernels_gaps_and_launches() -> None:
     events = [
         {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": duration, "tid": 7}
         for name, begin, duration in [("nvjet_a", 0, 40), ("flash_fwd", 20, 40), ("nvjet_a", 80, 20), ("Memset", 90, 5)]
@@ -114,14 +114,14 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
     kinds = {row["kind_of_kernel"]: row["seconds"] for row in rows[1:4]}
     assert kinds == pytest.approx({"matrix products": 30e-6, "attention": 20e-6, "copies and fills of memory": 2.5e-6})
     assert (rows[4]["kernel"], rows[4]["calls_per_step"]) == ("nvjet_a", 1.0)
-    assert "gaps 20.0% of it, 2 launches a step" in gpu_profile.as_text(rows, "title")
+    assert "gaps 20.0% of it, 2 launches per step" in gpu_profile.as_text(rows, "title")
 
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
-def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
+def test_all_parts_run_in_small_sizes_on_cpu(tmp_path: Path) -> None:
     command = [SCRIPT, str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--device", "cpu", "--small"]
     command += ["--limit", "1100"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200)
@@ -136,9 +136,9 @@ def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "results.md").read_text() in done.stdout
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_nothing_is_checked(tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_an_error(tmp_path: Path) -> None:
     command = [SCRIPT, str(tmp_path / "out"), "--work", str(tmp_path / "work")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 2
-    assert "there is no CUDA device here" in done.stderr
+    assert "no CUDA device found" in done.stderr

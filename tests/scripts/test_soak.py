@@ -1,4 +1,4 @@
-"""The soak tells a process that grows from one that does not, and watches a real training."""
+"""Tests of the soak test: it detects leaks, and samples a real training."""
 
 import json
 import sys
@@ -14,13 +14,13 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def training(
     memory: Callable[[int], float] = lambda step: 500.0, descriptors: Callable[[int], int] = lambda step: 9
 ) -> list[soak.Sample]:
-    """Ten minutes of ten steps a second, without the ten seconds in which the model is exported."""
-    found = []
+    """Ten minutes at ten steps per second, without the last ten seconds, in which the model is exported."""
+    samples = []
     for second in range(0, 610, 5):
         step = min(second * 10, 5800)
         size = round(memory(step) * soak.MB)
-        found.append(soak.Sample(float(second), step, size, size // 2, descriptors(step), 1000.0))
-    return soak.of_training(found)
+        samples.append(soak.Sample(float(second), step, size, size // 2, descriptors(step), 1000.0))
+    return soak.until_last_step(samples)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def training(
         (lambda step: 500.0, lambda step: 9 + step // 1000, 500, False),
     ],
 )
-def test_a_leak_of_memory_or_descriptors_fails(memory, descriptors, from_step, passes) -> None:
+def test_memory_and_descriptor_leaks_fail(memory, descriptors, from_step, passes) -> None:
     assert soak.judge(training(memory, descriptors), from_step)[1] is passes
 
 
-def test_a_run_too_short_for_a_verdict_gets_none() -> None:
+def test_short_run_gets_no_verdict() -> None:
     for samples, from_step in ((training(), 9000), (training(), 5400), ([], 1)):
         with pytest.raises(soak.TooShort):
             soak.judge(samples, from_step)
@@ -46,7 +46,7 @@ def test_a_run_too_short_for_a_verdict_gets_none() -> None:
 
 @LINUX
 @pytest.mark.slow
-def test_a_real_training_is_watched(data_folder, tmp_path, monkeypatch, capfd) -> None:
+def test_real_training_is_sampled(data_folder, tmp_path, monkeypatch, capfd) -> None:
     output = tmp_path / "soak"
     settings = ("train.device=cpu", "train.global_batch_size=16", "train.save_every=20", "train.log_every=2")
     words = [word for setting in settings for word in ("--set", setting)]
@@ -56,15 +56,15 @@ def test_a_real_training_is_watched(data_folder, tmp_path, monkeypatch, capfd) -
     out = capfd.readouterr().out
     assert status in (0, 1), (output / "train.log").read_text()
     assert out.rstrip().endswith("FAILED" if status else "passed")
-    found = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
-    assert found[-1]["step"] > 20
-    assert all(sample["rss_bytes"] > sample["anonymous_bytes"] > 10**7 for sample in found)
-    assert min(sample["descriptors"] for sample in found) >= 3
+    samples = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
+    assert samples[-1]["step"] > 20
+    assert all(sample["rss_bytes"] > sample["anonymous_bytes"] > 10**7 for sample in samples)
+    assert min(sample["descriptors"] for sample in samples) >= 3
     assert len(list((output / "run" / "checkpoints").glob("step-*"))) == 2
 
 
 @LINUX
-def test_a_training_that_fails_gets_no_verdict(tmp_path, monkeypatch, capfd) -> None:
+def test_failed_training_gets_no_verdict(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setattr(sys, "argv", ["soak.py", str(tmp_path / "no-data"), "--output", str(tmp_path / "soak")])
     assert soak.main() == 2
     assert "exit status 2" in capfd.readouterr().err

@@ -1,7 +1,7 @@
-"""A CUDA device that does not exist: fake tensors in a CPU build of PyTorch take it for one (an H200).
+"""A fake CUDA device for fake tensors in a CPU build of PyTorch.
 
-Every operator runs its rules of shapes, types and devices, and nothing is computed. The library made from `hooks.cpp`
-must be loaded before `torch` is imported, so this works in a process of its own only; `conftest.py` starts one.
+Operators check shapes, types and devices, but compute nothing. The library from `hooks.cpp` must be loaded before
+`torch` is imported, so this needs a new process, which `conftest.py` starts.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 
 CUDA = torch.device("cuda", 0)
-# PyTorch lacks this rule for a learning rate on the device; the update is in place.
+# PyTorch has no fake implementation for a learning rate on the device. The update is in place, so it returns nothing.
 register_op_impl(torch.ops.aten._fused_adamw_.tensor_lr)(lambda mode, func, *args, **kwargs: None)
 
 
 @contextlib.contextmanager
-def pretended_cuda() -> Iterator[FakeTensorMode]:
-    """Return a context in which tensors are fake, and those on CUDA too."""
+def fake_cuda() -> Iterator[FakeTensorMode]:
+    """Enter a fake tensor mode with a CUDA device."""
     answers = {
         "torch.cuda.amp.common.amp_definitely_not_available": False,
         "torch.cuda.is_bf16_supported": True,
@@ -48,18 +48,17 @@ def pretended_cuda() -> Iterator[FakeTensorMode]:
 
 
 def _pin_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, noted as page-locked: a thread may ask for it, and fake modes take one at a time."""
-    tensor.pretended_pinned = True  # type: ignore[attr-defined]
+    """Mark the tensor itself as page-locked. A copy fails in a thread, because fake modes are not thread-safe."""
+    tensor.fake_pinned = True  # type: ignore[attr-defined]
     return tensor
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Whether a tensor on the CPU lies in page-locked memory."""
-    return getattr(tensor, "pretended_pinned", False)
+    return getattr(tensor, "fake_pinned", False)
 
 
 def _tolist(tensor: Tensor) -> list[float]:
-    """Return ones for the values, which a fake tensor lacks; as for real they are copied to the CPU all at once."""
+    """Return ones, because fake tensors have no values. As for a real tensor, all are copied to the CPU at once."""
     return [1.0] * tensor.cpu().numel()
 
 
@@ -71,8 +70,8 @@ def make_state(
     pairs: bool = True,
     backend: str | Callable[..., Any] | None = None,
 ) -> TrainState:
-    """Build a run's state on the pretended device, as `train.run` does; with a backend, layers are compiled by it."""
-    with CUDA:  # fake parameters cannot be moved
+    """Return the initial state of a run on the fake device, as `train.run` does. `backend` compiles the layers."""
+    with CUDA:  # fake parameters cannot be moved to another device
         model = BertForPreTraining(config.model, vocab_size, attention=attention)
     if not pairs:
         model.pooler.requires_grad_(False)
@@ -86,6 +85,6 @@ def make_state(
 
 
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:
-    """Return a real batch with fake tensors, in page-locked memory of the CPU, as it is when a step gets it."""
+    """Return a batch with fake tensors in page-locked memory of the CPU, as a step gets it."""
     fakes = [micro.with_tensors(mode.from_tensor).pin_memory() for micro in batch.micro_batches]
     return replace(batch, micro_batches=fakes)
