@@ -158,9 +158,7 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
     if not text.is_divisible:
         return 1.0
     wanted = max(
-        SPARE_TOKENS * 1e6 * tokens / text.tokens,
-        MIN_TEXT_BYTES / text.num_bytes,
-        MIN_DOCUMENTS / text.documents,
+        SPARE_TOKENS * 1e6 * tokens / text.tokens, MIN_TEXT_BYTES / text.num_bytes, MIN_DOCUMENTS / text.documents
     )
     return wanted if wanted < 0.8 else 1.0
 
