@@ -28,8 +28,8 @@ def uniform(seed: int, purpose: str, elements: np.ndarray) -> np.ndarray:
 class Permutation:
     """A pseudo-random permutation of `range(size)` that is computed per element, without a table.
 
-    It is a balanced Feistel network with four rounds over the next power of four, repeated until the value is inside
-    the range. Any shard can compute the positions of its documents among billions.
+    A Feistel network with four rounds permutes the range up to the next power of four. It is applied again until the
+    value is below `size`. A shard can so compute its few values out of billions.
     """
 
     def __init__(self, size: int, seed: int, purpose: str, **coordinates: int | str) -> None:
@@ -41,7 +41,7 @@ class Permutation:
         self._round_keys = generator.integers(0, 2**64, size=4, dtype=np.uint64)
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Map positions in [0, size) (any shape) to elements (same shape, int64)."""
+        """Return the permuted values (int64) of indices in [0, size), of any shape."""
         values = np.asarray(indices, dtype=np.uint64).copy()
         outside = np.ones(values.shape, dtype=bool)
         while outside.any():

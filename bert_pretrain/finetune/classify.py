@@ -30,7 +30,7 @@ class Classify(Task):
         super().__init__(settings, tokenizer)
         self.main_metric = "spearman" if settings.regression else "accuracy"
         self.label_column = settings.label_field
-        self.dash_is_class = True  # False: the label `-` marks rows whose annotators disagree (SNLI, OCNLI)
+        self.dash_is_class = True  # False: `-` means that annotators disagree (SNLI, OCNLI)
 
     def rows(self, source: LabelledInput) -> list[Example]:
         rows = read_rows(source, self.settings.text_field)
@@ -86,19 +86,22 @@ class Classify(Task):
         counts = Counter(example.label for example in train)
         if len(counts) == 1:
             what = f"every row has the label {train[0].label!r}"
-            where, remedy = f"{train[0].where} and all other rows", "provide training rows with at least two labels"
+            where, remedy = (
+                f"{train[0].where} and all other rows",
+                "training rows need at least two different labels",
+            )
             raise InputError(what, where=where, remedy=remedy)
         if self.settings.regression:
             return
-        fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
-        if fractions and all(_number_of(name) is not None for name in counts):
-            where = next(example.where for example in train if example.label == fractions[0])
-            what = f"the labels are not integers, for example {fractions[0]}"
+        non_integers = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
+        if non_integers and all(_number_of(name) is not None for name in counts):
+            where = next(example.where for example in train if example.label == non_integers[0])
+            what = f"the labels are not integers, for example {non_integers[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
         self.set_classes(counts, others)
 
     def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:
-        """Set the classes of the training rows, check the labels of other rows, and print the counts."""
+        """Use the labels of the training rows as classes, check the labels of other rows, and print the counts."""
         self.labels = sorted(counts, key=class_order)
         for example in others:
             names = example.label if isinstance(example.label, list) else [example.label]
@@ -133,7 +136,7 @@ class Classify(Task):
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
-        """Return the probabilities (classes,) of each example, or its number in a regression."""
+        """Return the probabilities (classes,) of each example, or its predicted value in a regression."""
         rows = np.asarray(logits, dtype=np.float64)[np.argsort([window.example for window in windows])]
         if self.settings.regression:
             return list(rows[:, 0])
@@ -147,7 +150,7 @@ class Classify(Task):
         if self.settings.regression:
             return _regression_scores(np.array(truth), np.array(predictions))
         predicted = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
-        with warnings.catch_warnings(action="ignore"):  # about rows of a single class
+        with warnings.catch_warnings(action="ignore"):  # scikit-learn warns if all rows have one class
             return {
                 "accuracy": float(metrics.accuracy_score(truth, predicted)),
                 "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),
@@ -180,7 +183,7 @@ class Classify(Task):
 
 
 def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return both correlations, 0 if a constant side leaves them undefined, and the mean squared error."""
+    """Return the mean squared error and both correlations, which are 0 if labels or predictions are all equal."""
     from scipy import stats
 
     is_defined = np.ptp(truth) > 0 and np.ptp(predicted) > 0
@@ -200,7 +203,7 @@ def _number_of(label: Any) -> float | None:
 
 
 def class_order(name: str) -> tuple[int, float, str]:
-    """Return a sort key: classes of `datasets` by their number, then numbers by value, then words alphabetically."""
+    """Return a sort key: `ClassName`s by number, then numeric labels by value, then words alphabetically."""
     if isinstance(name, ClassName):
         return (0, float(name.number), name)
     value = _number_of(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bert_pretrain.errors import ConfigError
 
 TASKS = ("classify", "tag", "answer")
-FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # of files with labelled rows
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # formats of files with labelled rows
 _TASK_FIELDS = {
     "classify": ("text_field", "pair_field", "label_field", "regression"),
     "tag": ("tokens_field", "tags_field", "tag_names"),
@@ -25,14 +25,14 @@ class Settings:
     """The settings of one fine-tuning run. None means that the task or the model decides."""
 
     learning_rate: tuple[float, ...] = ()  # one trial per rate; empty: computed from the model (`model/scale.py`)
-    epochs: int | None = None  # None: depends on the number of rows
+    epochs: int | None = None  # None: computed from the number of windows
     batch_size: int = 32
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
     max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model's positions
     dropout: float | None = None  # None: as in the model's config.json
     baselines: bool = False  # also fine-tune the same network without pretraining
-    no_baseline: bool = False  # skip the baseline of word counts or of each word's most frequent tag
+    no_baseline: bool = False  # skip the baseline of word counts or most frequent tags
     seed: int = 42
     text_field: str = "text"
     pair_field: str | None = None
@@ -40,7 +40,7 @@ class Settings:
     regression: bool = False
     tokens_field: str = "tokens"
     tags_field: str = "tags"
-    tag_names: tuple[str, ...] = ()  # of the tags 0, 1, …, if the tags are numbers and the input does not name them
+    tag_names: tuple[str, ...] = ()  # names of the tags 0, 1, …, if the input has only numbers
     stride: int | None = None  # tokens shared by consecutive windows; None: 128, at most a third of a window
     max_answer_length: int | None = None  # tokens; None: the 99th percentile of the training answers
 

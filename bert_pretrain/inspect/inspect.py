@@ -29,7 +29,7 @@ _STATISTICS = (  # title, name, format
     ("longest example", "longest", ","),
     ("is-next", "is_next_share", ".2%"),
     ("in order", "in_order_share", ".2%"),
-    ("masked, of the text", "masked_share", ".2%"),
+    ("share of masked tokens", "masked_share", ".2%"),
     ("  shown as [MASK]", "masked_shown_as_mask_share", ".2%"),
     ("  shown as a random token", "masked_shown_as_random_share", ".2%"),
     ("  shown unchanged", "masked_shown_as_original_share", ".2%"),
@@ -42,12 +42,12 @@ class Inspection:
     """Results of the inspection of a data folder."""
 
     folder: DataFolder
-    reports: dict[str, list[ShardReport]]  # by split: of all shards, or of those with the shown examples
+    reports: dict[str, list[ShardReport]]  # by split, of the checked shards
     examples: list[RenderedExample]
 
     @property
     def failures(self) -> dict[str, list[str]]:
-        """Messages by check, one per shard that failed it; checks that do not apply are missing."""
+        """For each check that was applied, the messages of the shards that failed it."""
         by_shard = [report.failures for reports in self.reports.values() for report in reports]
         applied = [name for name in CHECKS if any(name in failures for failures in by_shard)]
         return {name: [line for failures in by_shard if (line := failures.get(name))] for name in applied}
@@ -58,14 +58,14 @@ class Inspection:
 
     @property
     def scope(self) -> str:
-        """The number of shards that were read, in words."""
+        """Text such as 'all 8 shards read'."""
         total = sum(len(self.folder.shards(split)) for split in self.folder.manifest["splits"])
         read = sum(map(len, self.reports.values()))
         return f"all {total} shards read" if read == total else f"{read} of {total} shards read; --stats reads all"
 
     @property
     def corpus(self) -> str:
-        """The size of the corpus, in words."""
+        """Text such as '10 documents, 200 sentences, 5,000 tokens'."""
         counts = self.folder.manifest["corpus"]
         return ", ".join(f"{counts[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
 
@@ -91,7 +91,7 @@ class Inspection:
         return rows
 
     def _count(self, reports: Sequence[ShardReport]) -> dict[str, float]:
-        """Sum the statistics of the shards of a split."""
+        """Combine the statistics of the shards of a split."""
         usable = [{"record": {}, "statistics": report.statistics} for report in reports if report.statistics]
         entry = summary.join_split(usable, self.folder.config)
         longest = max((report.longest for report in reports), default=0)
@@ -111,7 +111,8 @@ def inspect(
 ) -> bool:
     """Print examples or statistics of a data folder, write an optional page, and return whether all checks pass.
 
-    The rows `chosen` of `split` are shown, otherwise `rows` random ones (default: 3, none with `stats`, 24 on a page).
+    Show the rows `chosen`, or `rows` random ones. `rows` defaults to 24 with `html`, to 0 with `stats` alone, and to 3
+    otherwise.
     """
     if html is not None and html.suffix.lower() not in (".html", ".htm"):  # protect other files from being overwritten
         raise ConfigError(f"'{html.name}' does not end in .html", where="--html", remedy="name it .html")
@@ -135,7 +136,7 @@ def inspect(
 def inspect_rows(
     folder: DataFolder, split: str, rows: Sequence[int], *, all_shards: bool, workers: int | None
 ) -> Inspection:
-    """Check all shards, or only those of the rows, and render the rows of usable shards."""
+    """Check all shards or only those that contain `rows`, and render the rows of readable shards."""
     tokenizer = folder.tokenizer()
     shards, _ = locate_rows(folder, split, rows)
     reports: dict[str, list[ShardReport]] = {}
@@ -145,7 +146,7 @@ def inspect_rows(
         numbers = range(len(records)) if all_shards else np.unique(shards).tolist()
         tasks = [(records[number], first_rows[number]) for number in numbers]
         check = partial(check_shard, folder.path, name, tokenizer, folder.config)
-        processes = workers or min(available_cores(), 1 + len(tasks) // 16)  # starting one takes as long as 16 shards
+        processes = workers or min(available_cores(), 1 + len(tasks) // 16)  # a start takes as long as 16 shards
         reports[name] = list(run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard"))
         if name == split:
             usable = {number for number, report in zip(numbers, reports[name], strict=True) if report.statistics}

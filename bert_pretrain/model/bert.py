@@ -21,7 +21,7 @@ from bert_pretrain.model.short_attention import attend_short
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
-    """Apply layer normalization. Under CUDA autocast, return 16 bits, so that all hidden states have 16 bits."""
+    """Apply layer normalization. Under CUDA autocast, return the 16-bit dtype, so that all hidden states have it."""
     device = hidden.device.type
     result: Tensor = norm(hidden)
     is_autocast = device == "cuda" and torch.is_autocast_enabled(device)
@@ -120,7 +120,7 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Transform before the decoder, and the decoder's bias (section 3.1). Its matrix is the word embedding."""
+    """The layers before the decoder and its bias (section 3.1). The matrix of the decoder is the word embedding."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class NextSentenceHead(nn.Module):
 
 
 class PretrainingOutput(NamedTuple):
-    """Inputs of the two pretraining losses."""
+    """Output of `BertForPreTraining.forward`, from which both losses are computed."""
 
     mlm_features: Tensor  # (masked, hidden): input of `decode` at each masked position
     nsp_logits: Tensor  # (sequences, 2)

@@ -1,4 +1,4 @@
-"""Parquet: rows in batches of bounded memory, and the bytes at which a large file can be cut into parts."""
+"""Parquet: rows in batches of bounded memory, and the byte offsets at which a large file can be cut into parts."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compress
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, present_columns
 
 _MAX_BATCH_ROWS = 64  # fewer where rows are large
-_MAX_PARTS_PER_ROW_GROUP = 16  # each part also decodes the rows of its first row group that precede it
+_MAX_PARTS_PER_ROW_GROUP = 16  # a part must also decode the earlier rows of its first row group
 _MAX_EXPANSION = 1000  # decoded size per file size; text has 2 to 20, a file of repeated rows can have thousands
 
 
@@ -40,7 +40,7 @@ def read_rows(part: ByteRange, columns: Sequence[str], max_bytes: int) -> Iterat
                 num_bytes += batch.nbytes
                 if num_bytes > max_decoded_bytes:
                     what = f"the file has {size:,} bytes, but its rows have more than {num_bytes:,}"
-                    remedy = "leave it out, or write it again without the repeated rows"
+                    remedy = "leave the file out; it seems to repeat the same rows very often"
                     raise InputError(what, where=part.source.location, remedy=remedy)
                 if row >= last:
                     break
@@ -64,7 +64,7 @@ def features(source: Source) -> Any:
 def _row_group_starts(table: Any, size: int) -> tuple[list[int], np.ndarray]:
     """Return the first row and the estimated first byte of each row group, followed by the totals of the file.
 
-    The bytes are the uncompressed sizes in the metadata, scaled so that their total is the size of the file.
+    Bytes are cumulative uncompressed sizes, scaled so that the last one equals the file size.
     """
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
     bytes_before = np.cumsum([0.0, *(max(0, group.total_byte_size) for group in groups)])
@@ -77,7 +77,7 @@ def _row_at(position: int, rows_before: list[int], bytes_before: np.ndarray) -> 
 
 
 def cuts(source: Source, part_bytes: int) -> list[int]:
-    """Return the bytes at which parts begin. Small row groups are merged into one part, large ones are divided."""
+    """Return the byte offset of each part. Small row groups are merged into one part, large ones are divided."""
     with _open(source) as (table, size):
         _, bytes_before = _row_group_starts(table, size)
     starts = [0]
@@ -93,14 +93,14 @@ def cuts(source: Source, part_bytes: int) -> list[int]:
 def _open(source: Source) -> Iterator[tuple[Any, int]]:
     """Open a Parquet file; yield it with its size in bytes.
 
-    A damaged file raises one InputError, even if the damage shows only while rows are read.
+    Damage raises InputError, also when it is found only while rows are read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with open_input(source.location) as file, tempfile.TemporaryFile() as copy:
         try:
-            if is_compressed(source.location) or not file.seekable():  # a server that only sends whole files
+            if is_compressed(source.location) or not file.seekable():  # or a server that only sends complete files
                 shutil.copyfileobj(file, copy, 1 << 20)
                 yield pq.ParquetFile(copy), copy.tell()
             else:

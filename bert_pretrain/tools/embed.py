@@ -36,7 +36,7 @@ Block = tuple[list[Text], list[list[str]], np.ndarray]
 
 
 class Embedder:
-    """A model with a level and a pooling."""
+    """Computes vectors of texts or tokens (`level`) with one model and pooling."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Embedder:
         batch_tokens: int | None,
     ) -> None:
         if pooling is None and level == "sentence" and (model / MODULES).is_file():
-            what = "this is a sentence-transformers folder, with its pooling, normalization and maximum length"
-            remedy = "use that library, or choose vectors of the BERT alone, for example with --pooling mean"
+            what = "a sentence-transformers model defines its own pooling, normalization and maximum length"
+            remedy = "use that library, or ignore these and choose a pooling, for example --pooling mean"
             raise ConfigError(what, where="MODEL", remedy=remedy)
         self.level, self.pooling = level, pooling or POOLINGS[level][0]
         if self.pooling not in POOLINGS[level]:
@@ -136,7 +136,8 @@ def embed(
     """Write the vectors of all texts of the inputs to a file.
 
     `output` ends in `.parquet`, or in `.npy` for sentences. `pooling` defaults to the first of the level's `POOLINGS`.
-    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` includes padding.
+    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` counts each batch as if
+    padded to its longest text.
     """
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
@@ -146,7 +147,7 @@ def embed(
     embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
     texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
-    print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.num_texts:,} texts")
+    print(f"features   {texts.num_texts:,} texts, {embedder.size} numbers per {level}, pooling {embedder.pooling}")
     counts: Counter[str] = Counter()
     output.parent.mkdir(parents=True, exist_ok=True)
     with (

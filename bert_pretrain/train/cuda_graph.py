@@ -2,8 +2,8 @@
 
 Launching the kernels of a small model, some hundreds per step, takes the host longer than the device takes to run them.
 A graph captures forward and backward pass, gradient clipping and optimizer update, and replays them with one launch.
-Its shapes are fixed, so micro-batches and their labels get a tail. Captures depend on GPU and driver, so the first
-result of each graph is compared with that of a step without a graph, and discarded.
+Its shapes are fixed, so micro-batches and their labels are padded at the end. Whether a capture is correct depends on
+GPU and driver, so each graph's first result is only compared with that of a step without a graph.
 """
 
 import contextlib
@@ -21,12 +21,13 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # of a compiled step with AdamW, on an H100
+LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # per step, layer and launch: compiled, H100
 TYPICAL_MFU = 0.4
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
-# relative to the update. The forward pass is deterministic, sums of gradients are not.
+# relative to the update. Weights get more room, because sums of gradients are not deterministic.
 MAX_DIFFERENCES = (1e-4, 0.3)
-# Computes a step from its micro-batches, the counts that divide their losses, (2,), and the learning rate, ().
+# Computes a step from micro-batches, the numbers of predictions and pairs (2,) by which losses are divided, and the
+# learning rate ().
 Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
 
 
@@ -38,14 +39,14 @@ class Graph(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Tensors that a step changes, with copies from before the step and from after a launch that was undone."""
+    """Tensors that a step changes, with copies from before the step and from after a trial launch, which is undone."""
 
     changed: list[Tensor]
     before: list[Tensor]
     by_graph: list[Tensor]
 
     def distances(self) -> tuple[float, float]:
-        """Return the distances (2-norms) of the current values from the graph's, and from those before the step."""
+        """Return two 2-norms: graph's minus current values, and values before the step minus current values."""
 
         def distance(values: list[Tensor]) -> float:
             norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
@@ -58,8 +59,8 @@ class StepGraphs:
     """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
     The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
-    runs without it for comparison. Steps that would not be faster with a graph run without one, as do those of further
-    shapes after `MAX_GRAPHS`, and all steps after a capture has failed or given a different result.
+    runs without it for comparison. A step runs without a graph if a graph would not be faster, if it has several
+    micro-batches, or if there are already `MAX_GRAPHS` shapes. After a failed capture or a wrong result, all steps do.
     """
 
     has_failed: ClassVar[bool] = False  # this process does not try again
@@ -80,12 +81,12 @@ class StepGraphs:
         self, compute: Compute, batch: GlobalBatch, learning_rate: float,
         seed: Callable[[], object], metrics: Sequence[Tensor],
     ) -> bool:  # fmt: skip
-        """Run the step with its graph; returns False if there is none and the caller must run it.
+        """Run the step with its graph, if it has one, and return whether it ran; otherwise the caller must run it.
 
-        `seed` seeds the generator for dropout. `metrics` are the tensors that a step changes besides weights and
-        optimizer state, the same in every step.
+        `seed` seeds the generator for dropout. `metrics` are the other tensors that a step changes, the same objects in
+        every step.
         """
-        if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1 or not self.pays(batch):
+        if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1 or not self.is_worthwhile(batch):
             return False
         (micro_batch,) = batch.micro_batches
         shape = (*(len(tensor) for tensor in micro_batch.tensors().values()), micro_batch.max_seqlen)
@@ -113,7 +114,7 @@ class StepGraphs:
         self, compute: Compute, micro_batch: Batch, launch: Callable[[Graph], None], metrics: Sequence[Tensor]
     ) -> Graph | None:
         """Capture a step, launch it once, keep the result for `check` and undo it; returns None on failure."""
-        # Wrong values, so that `check` notices if they were captured as constants.
+        # If the capture stores these as constants, the result is NaN and `check` fails.
         self._counts.fill_(torch.nan)
         self._rate.fill_(torch.nan)
         torch.manual_seed(0)
@@ -141,7 +142,7 @@ class StepGraphs:
         return graph
 
     def check(self) -> None:
-        """Compare the first result of a new graph with that of the same step without a graph, which has run since."""
+        """Compare a new graph's trial result with the result of the same step without a graph."""
         if self._trials:
             self._zero_grad()  # replays do not need these gradients
         for trial, max_difference in zip(self._trials, MAX_DIFFERENCES, strict=False):
@@ -151,13 +152,13 @@ class StepGraphs:
                 break
         self._trials = []
 
-    def pays(self, batch: GlobalBatch) -> bool:
+    def is_worthwhile(self, batch: GlobalBatch) -> bool:
         """Whether launching a step's kernels takes longer than running them."""
         model = self._model
         return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Capture the kernels of `compute` and return a function that launches them; on failure, restore torch."""
+        """Capture the kernels of `compute` and return a function that launches them; restore torch on failure."""
         device = self._counts.device
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -169,8 +170,8 @@ class StepGraphs:
         gc.collect()
         gc.disable()  # unloading a kernel would invalidate the capture
         try:
-            # Graphs share a memory pool, since no result in it is needed after the step. "thread_local", because the
-            # prefetching thread pins memory, which would invalidate the capture.
+            # Graphs share a memory pool, since no result in it is needed after the step. In the default mode the
+            # prefetching thread would invalidate the capture by pinning memory, hence "thread_local".
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         except BaseException:
@@ -178,7 +179,7 @@ class StepGraphs:
             # stay in capture mode.
             torch.cuda.set_stream(current_stream)
             torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
-            with contextlib.suppress(Exception):  # already ended
+            with contextlib.suppress(Exception):  # it raises if already ended
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
             raise
         finally:
@@ -206,6 +207,6 @@ class StepGraphs:
 
 
 def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
-    """Whether launching a step's kernels takes longer than its `flops`; False if the peak of the GPU is unknown."""
+    """Whether launching kernels takes longer than computing the `flops` of a step; False for an unknown peak."""
     launch_seconds = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
     return peak_flops is not None and launch_seconds > flops / (TYPICAL_MFU * peak_flops)

@@ -45,10 +45,10 @@ def warmup_steps(config: TrainConfig, steps: int) -> int:
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of the update after `step` finished ones, in a run of `steps`.
+    """Return the learning rate of the next update, when `step` of `steps` updates are finished.
 
-    It rises linearly to `peak_lr`, from 1/warm-up of it, not from 0. Then `linear` and `cosine` fall to 0 at `steps`;
-    `wsd` is constant, then falls linearly.
+    In the warm-up it rises linearly from `peak_lr / warmup` to `peak_lr`. Then `linear` and `cosine` fall to 0 at
+    `steps`; `wsd` is constant, then falls linearly.
     """
     steps = schedule_steps(config, steps)
     warmup = warmup_steps(config, steps)
@@ -62,10 +62,10 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
     """Return the learning rate after `step` steps and `seconds`, in a run whose last step ends at `end` seconds.
 
-    The schedule has the same shape as by steps.
+    The schedule has the shape of `learning_rate`, over time instead of steps.
     """
     warmup = config.warmup_ratio * end
-    # One mean step further, since the first update by steps has 1/warm-up, not 0. Before the first step, assume 1 %.
+    # Add one mean step, so that the first rate is above 0, as in `learning_rate`. Before the first step, assume 1 %.
     mean_step = seconds / step if step else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     left = max(end - max(seconds, warmup), 0.0)
@@ -73,7 +73,7 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
 
 
 def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
-    """Return the share of the peak with `left` of `total` steps or seconds to go after the warm-up."""
+    """Return the factor of `peak_lr` when `left` of the `total` steps or seconds after the warm-up remain."""
     remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
     if schedule == "linear":
         return remaining
@@ -100,5 +100,5 @@ def too_long(seconds: float) -> str:
         return ""
     return (
         f"warning: training takes {duration(seconds)}\n"
-        "  hint: limit it with --time, or let 'run auto' plan a model for a time"
+        "  hint: limit it with --time, or let 'run auto' choose a model that fits a time limit"
     )

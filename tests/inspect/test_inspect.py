@@ -157,7 +157,7 @@ def test_every_objective_is_checked_by_its_rules(tmp_path, english_text, vocab_f
     titles = {row[0]: row[1] for row in inspection.statistics}
     labels = {"nsp": ["is-next"], "sop": ["in order"], "none": []}[config.data.next_sentence]
     assert [name for name in ("is-next", "in order") if name in titles] == labels
-    assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train
+    assert bool(titles["share of masked tokens"]) == (config.data.masking == "static")  # of train
     output = call("inspect", folder, "--rows", 2, "--html", tmp_path / "page.html").stdout
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
     padded = rewritten(folder, tmp_path / "pad", column("input_ids", unpredicted, "[PAD]"))
@@ -190,7 +190,7 @@ def test_valid_folder_passes_and_its_statistics_match_the_examples(data_folder: 
         assert rows["longest example"][place] == str(max(int(shard.lengths.max()) for shard in shards))
         for title, name in (("is-next", "is_next_share"), ("shown as [MASK]", "masked_shown_as_mask_share")):
             assert rows[title][place] == f"{entry['statistics'][name]:.2%}"
-    titles = ("longest example", "is-next", "masked, of the text", "shown as [MASK]")
+    titles = ("longest example", "is-next", "share of masked tokens", "shown as [MASK]")
     assert [rows[title][2] for title in titles] == ["64", "50.00%", "15.00%", "80.00%"]
 
 

@@ -42,7 +42,7 @@ def test_context_and_gradient_equal_attention() -> None:
 def test_unsupported_blocks_fail_an_assertion(width: int, longest: int) -> None:
     inputs, bounds = torch.zeros(longest, 3, 1, width), torch.tensor([0, longest])
     with pytest.raises(AssertionError, match="KEYS"):
-        short_attention._launch(None, inputs, bounds=bounds, longest=longest, rows=64)
+        short_attention._launch(None, inputs, cu_seqlens=bounds, longest=longest, rows=64)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Launches(StepGraphs):
 
     captured = launched = 0
 
-    def pays(self, batch: GlobalBatch) -> bool:
+    def is_worthwhile(self, batch: GlobalBatch) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
