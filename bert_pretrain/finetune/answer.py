@@ -72,7 +72,7 @@ class Answer(Task):
             print(f"maximum answer length: {longest} tokens, from 99 % of the training answers (--max-answer-length)")
         self.allows_no_answer = num_unanswered > 0
         if self.allows_no_answer:
-            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer, so none may be predicted")
+            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer: none may be predicted")
         elif any(question.label == [] for question in others):
             print("all training questions have an answer, so an answer is predicted even for questions without one")
 
@@ -109,7 +109,7 @@ class Answer(Task):
         max_tokens = self.settings.max_answer_length or 30  # the default of BERT's SQuAD code
         for window, starts, ends in zip(windows, *logits, strict=True):
             spans[window.example].update(best_spans(window.positions, starts, ends, max_tokens))
-            # A window that lacks the answer predicts none, so no answer needs a high score in all windows.
+            # Windows without the answer score high on [CLS], so take the minimum over all windows.
             null_scores[window.example] = min(null_scores[window.example], float(starts[0] + ends[0]))
         predictions = []
         for example, candidates, null_score in zip(examples, spans, null_scores, strict=True):

@@ -159,20 +159,20 @@ def is_output(folder: Path) -> bool:
     return record.get("kind") in [*FORMAT_VERSIONS] and "identity" in record
 
 
-def may_hold_status(folder: Path) -> bool:
+def is_output_or_empty(folder: Path) -> bool:
     """Whether a folder is an output, empty or missing."""
     return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished output of a `kind` in FORMAT_VERSIONS. Raise DataError at `flag` otherwise."""
+    """Return the manifest of a finished vocab, data or run output. Raise DataError, which names `flag`, otherwise."""
     command = _STAGE_COMMANDS[kind]
     remedy = did_you_mean(folder, _STAGE_FOLDERS[kind], MANIFEST) or f"name a folder that '{command}' wrote"
     record = read_record(folder)
     if not folder.is_dir():
         what = f"there is no folder '{folder}'"
     elif (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
-        what, remedy = f"{folder} is unfinished", "run the command that writes it again; it continues where it stopped"
+        what, remedy = f"{folder} is unfinished", "run the command that writes it; it continues where it stopped"
     elif not (folder / MANIFEST).exists():
         what = f"{folder} has no {MANIFEST}"
     elif record.get("kind") != kind:
@@ -199,7 +199,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes, and create it if needed. The lock ends with the process.
+    """Lock a folder against other processes, and create it if needed. Process exit frees the lock.
 
     If another process has the lock, wait for it with `waits`, otherwise raise OutputError.
     """
@@ -219,7 +219,7 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
         finally:
             if is_in_place(file, lock):
                 lock.unlink()
-                if is_new:  # nothing was written
+                if is_new:  # fails if something was written
                     with contextlib.suppress(OSError):
                         folder.rmdir()
 

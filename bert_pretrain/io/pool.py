@@ -1,6 +1,6 @@
 """Run tasks in parallel, on this machine or a cluster, and yield the results in task order with a progress bar.
 
-Tasks are pure functions that write separate outputs, so they may run anywhere, at any time and more than once. Only a
+Tasks are idempotent and write separate outputs, so they may run anywhere, at any time and more than once. Only a
 bounded number of tasks is submitted ahead of the consumer, so waiting results cannot fill the memory.
 """
 
@@ -49,8 +49,8 @@ def run_each(
     Worker processes import `function` by name and receive tasks as pickles. A task advances the progress bar by its
     weight in `unit`, 1 by default; the unit `B` is scaled to megabytes.
 
-    `workers` is a pool, or the number of processes for this call only; 1 runs everything in this process. Callers that
-    may be interrupted while they hold a result should open a pool, which then stops immediately.
+    `workers` is a pool, or the number of processes for this call only; 1 runs everything in this process. To stop
+    workers immediately on an interruption between results, open a pool and pass it.
     """
     if isinstance(workers, int):
         with LocalPool(workers) as pool:
@@ -168,16 +168,16 @@ class LocalPool:
 
 
 def _start_worker() -> None:
-    """Limit a worker process to one core and to the lifetime of its parent."""
+    """Disable threads of `tokenizers`, and exit when the parent process does."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # By default tqdm makes a multiprocessing lock, a semaphore that a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
 
 
-def _exit_with(sentinel: int) -> None:
+def _exit_after(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
 

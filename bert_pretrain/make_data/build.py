@@ -37,12 +37,12 @@ def open_records(plan: Plan) -> None:
     The records of another plan's shards are removed, for example after the upgrade of a library.
     """
     claim = plan.output / RECORDS / CLAIM
-    if claim.is_file() and claim.read_text(encoding="utf-8") != plan.claim:
+    if claim.is_file() and claim.read_text(encoding="utf-8") != plan.fingerprint:
         shutil.rmtree(plan.output / RECORDS)
     for name in (*plan.shards_per_copy, RECORDS):
         (plan.output / name).mkdir(parents=True, exist_ok=True)
         remove_temporaries(plan.output / name)
-    write_text(claim, plan.claim)
+    write_text(claim, plan.fingerprint)
 
 
 def shard_name(split: str, number: int) -> str:
@@ -89,7 +89,7 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
     # On a cluster, this task may still run after its command was killed and another one has taken over the output.
-    if (plan.output / RECORDS / CLAIM).read_text(encoding="utf-8") != plan.claim:
+    if (plan.output / RECORDS / CLAIM).read_text(encoding="utf-8") != plan.fingerprint:
         raise DataError("another command writes to this output", where=str(plan.output), remedy="wait for that command")
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)

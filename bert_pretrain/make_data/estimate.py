@@ -125,10 +125,10 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         held_out=scale * held_out * rows,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
-        # The first run also tokenises new words. Their number grows with about the 0.55th power of the text's length.
+        # The first run also tokenizes new words. Their number grows with about the 0.55th power of the text's length.
         core_seconds=scale * (store_seconds + copies * build_seconds) + (first_seconds - store_seconds) * scale**0.55,
         times_seen=times_seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
-        worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenising, building a shard
+        worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenizing, building a shard
         copies=data.dupe_factor,
     )
 

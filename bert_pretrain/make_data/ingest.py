@@ -1,6 +1,6 @@
 """Raw text to the token store: workers turn groups of byte ranges of the inputs into store shards.
 
-Text is read, split into sentences, tokenised and appended block by block, so memory does not grow with the size of byte
+Text is read, split into sentences, tokenized and appended block by block, so memory does not grow with the size of byte
 ranges or documents. Dropped text is counted by reason.
 """
 
@@ -63,7 +63,7 @@ def ingest(
         tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
         work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
         try:
-            results = list(run_each(work, tasks, workers=pool, description="tokenise", **progress))
+            results = list(run_each(work, tasks, workers=pool, description="tokenize", **progress))
         except InputError:  # running the same command again would fail too, so the unpacked text is of no use
             _remove_unpacked(folder)
             raise
@@ -71,7 +71,7 @@ def ingest(
         _remove_unpacked(folder)
     for (parts, shard), (_, damage) in zip(tasks, results, strict=True):
         if damage:
-            print(f"the token store was damaged, {shard}: {damage}; tokenised {parts[0].name} and following again")
+            print(f"damaged store shard {shard}: {damage}; tokenized again from {parts[0].name} on")
     summaries = [shard_summary for shard_summary, _ in results]
     counts = itertools.chain.from_iterable(shard_summary["parts"] for shard_summary in summaries)
     by_part = zip(itertools.chain.from_iterable(groups), counts, strict=True)
@@ -92,7 +92,7 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
     """Return groups of byte ranges of all inputs, in order. The cuts are saved in the store and reused by later runs.
 
     A few large archives or files that are not UTF-8 would leave cores idle, because each is one task. They are unpacked
-    into the store as UTF-8 and removed when everything is tokenised.
+    into the store as UTF-8 and removed when everything is tokenized.
     """
     archives = [each for each in sources if each.is_local and each.has_documents_at_lines and each.needs_decoding]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
@@ -161,7 +161,7 @@ def ensure_store_shard(
 def write_store_shard(
     parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> dict[str, Any]:
-    """Tokenise byte ranges of the inputs into a store shard, atomically, and return its summary."""
+    """Tokenize byte ranges of the inputs into a store shard, atomically, and return its summary."""
     with atomic_folder(folder) as temporary:
         with ExitStack() as stack:
             writer = _StoreWriter(temporary, tokenizer, config, len(parts), stack)
@@ -212,7 +212,7 @@ class _StoreWriter:
         self._num_characters = 0
 
     def add(self, sentences: list[str], num_characters: int, part: int | None) -> None:
-        """Add sentences of a document. If it ends with them, `part` is the byte range that counts it, else None."""
+        """Add sentences of a document. `part` is the byte range that counts it if it ends here, else None."""
         self._sentences += sentences
         self._num_characters += num_characters
         if part is not None:
@@ -221,7 +221,7 @@ class _StoreWriter:
             self.write()
 
     def write(self) -> None:
-        """Tokenise and write the sentences added since the last call, and the ends of their documents."""
+        """Tokenize and write the sentences added since the last call, and the ends of their documents."""
         ids, lengths = self._encode(self._sentences)
         self._count_repeated(self._sentences)
         # A sentence of control characters has no token. A document of such sentences counts as empty.
@@ -302,7 +302,7 @@ def _frequent(counts: Counter[str], number: int) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def _encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the encoder of this process, which caches words that it has tokenised."""
+    """Return the encoder of this process, which caches words that it has tokenized."""
     return Encoder(tokenizer)
 
 

@@ -182,7 +182,9 @@ def _choose_splits(
 def _sentence_end(
     starts: list[int], sentences: list[int], position: int, stop: int, target: int, max_tokens: int
 ) -> int:
-    """Return the end of a window of at least two units: the last sentence end within the target, else the next one."""
+    """Return the end of a window of at least two units: the last sentence end in the target, else the next that fits,
+    else a unit.
+    """
     fitting = bisect.bisect_right(starts, starts[position] + target, position + 2, stop + 1) - 1
     if fitting == stop:
         return stop
@@ -290,7 +292,7 @@ def _exchange_bs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Give each window the B of its partner, and return starts and lengths of A and B, (pairs, 2).
 
-    The new B is as long as the window's B if that was cut, else it keeps its length.
+    The new B gets the length of the old B if that was cut, else it keeps its own.
     """
     assert windows.is_cut is not None
     num = len(partner)

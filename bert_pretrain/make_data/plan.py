@@ -44,7 +44,7 @@ class Plan:
     output: Path
     config: DataConfig
     first_documents: tuple[int, ...]  # the first document of each input, with the total at the end
-    copies: tuple[float, ...]  # of each input's documents; a fraction is the share of them in one more copy
+    copies: tuple[float, ...]  # of each input's documents; with 1.5, half of them are in a second copy
     num_training: int  # documents of the training inputs
     num_held_out: int = 0  # how many of these are held out
     left_out_file: Path | None = None  # .npy of the numbers of documents that are not used, ascending; None if all are
@@ -64,8 +64,8 @@ class Plan:
         return self.tokens.get("validation", 0) / max(1, sum(self.tokens.values()))
 
     @property
-    def claim(self) -> str:
-        """Text that is different for plans with different shards. It does not depend on the paths of inputs."""
+    def fingerprint(self) -> str:
+        """Text that differs between plans with different shards. It does not depend on the paths of inputs."""
         input_keys = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
         config = self.config.model_dump(mode="json", exclude=input_keys)
         inputs = hashlib.sha256(repr((self.first_documents, self.copies, self.num_training)).encode()).hexdigest()
@@ -107,15 +107,15 @@ class Plan:
         return num_for_training if split == "train" else self.store.num_documents - num_for_training
 
     def documents_at(self, split: str, positions: np.ndarray) -> np.ndarray:
-        """Return the documents at positions of a split, which are below `num_documents(split)`."""
+        """Return the documents at `positions` of a split, each below `num_documents(split)`."""
         if split == "train":
-            return self._in_order(self.num_training, self.num_held_out + positions)
+            return self._permuted(self.num_training, self.num_held_out + positions)
         if self.num_held_out == 0:
-            return self.num_training + self._in_order(self.store.num_documents - self.num_training, positions)
-        held_out = self._in_order(self.num_training, np.minimum(positions, self.num_held_out - 1))
+            return self.num_training + self._permuted(self.store.num_documents - self.num_training, positions)
+        held_out = self._permuted(self.num_training, np.minimum(positions, self.num_held_out - 1))
         return np.where(positions < self.num_held_out, held_out, self.num_training + positions - self.num_held_out)
 
-    def _in_order(self, number: int, positions: np.ndarray) -> np.ndarray:
+    def _permuted(self, number: int, positions: np.ndarray) -> np.ndarray:
         return Permutation(number, self.config.seed, "split")(positions) if number else positions
 
     def long_documents(self, split: str) -> np.ndarray:
@@ -179,7 +179,7 @@ def _save(store: TokenStore, name: str, values: np.ndarray) -> Path:
 
 
 def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
-    """Return the numbers of duplicate documents to leave out, ascending, and their number by reason.
+    """Return the duplicate documents to leave out, ascending, and their count by reason.
 
     Among equal documents, the first one of the input with the highest priority (inputs,) is kept. The priority of
     validation inputs is infinite. Documents are compared by hash and length, bucket by bucket to bound memory.
@@ -224,7 +224,7 @@ def min_documents(config: DataConfig) -> int:
 def _num_held_out(plan: Plan) -> int:
     """Return how many training documents are held out: the configured fraction, but at least two.
 
-    Of a small corpus, the minimum is what the objective needs. A corpus of one document has no validation split.
+    A small corpus holds out what the objective needs, or nothing if it has less than twice that.
     """
     config, needed = plan.config, min_documents(plan.config)
     limit = plan.num_training - needed
@@ -269,7 +269,7 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
     """Return the slices at positions of a split, (3, positions) as for `TokenStore.read`.
 
-    The positions are first the first slices of all documents, then the further slices of the long documents.
+    Positions number the first slice of every document, then the other slices of long documents.
     """
     num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
     offsets = ragged.offsets_of(num_slices - 1)  # of the further slices

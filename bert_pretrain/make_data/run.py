@@ -1,6 +1,6 @@
 """Stage 2, `make-data`: raw text and a tokenizer to shards of examples.
 
-Text is tokenised into the token store, shards are built from it, and the manifest is written last. Finished work is
+Text is tokenized into the token store, shards are built from it, and the manifest is written last. Finished work is
 kept, so the same command resumes after an interruption.
 """
 
@@ -138,7 +138,7 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], Plan]:
-    """Tokenise all text, check that there is enough, and return the statistics of the corpus and the plan."""
+    """Tokenize all text, check that there is enough, and return the statistics of the corpus and the plan."""
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)

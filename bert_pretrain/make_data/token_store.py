@@ -1,4 +1,4 @@
-"""The token store: a cache of the tokenised text, written by `ingest.py`.
+"""The token store: a cache of the tokenized text, written by `ingest.py`.
 
 A store is a folder of store shards, one per group of byte ranges of the inputs. Its key covers everything that decides
 the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_offsets` (into ids), `is_continuation` (per
@@ -216,5 +216,5 @@ class TokenStore:
 
 
 def _too_short(folder: str, name: str) -> DataError:
-    remedy = "run the same command again: it tokenises a damaged store shard again"
+    remedy = "run the same command again: it tokenizes a damaged store shard again"
     return DataError(f"the token store ends too early: {name}.npy", where=folder, remedy=remedy)

@@ -39,7 +39,7 @@ VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
 }
-FAST_SHARE = 0.9  # a smaller batch is good enough from this share of the fastest batch's tokens per second
+FAST_SHARE = 0.9  # minimum speed of a batch, as a share of the fastest batch's tokens per second
 MAX_SINGLE_SENTENCES = 0.5  # above this share of documents of one sentence, no pairs are made
 
 
@@ -166,7 +166,7 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
 def _best_training(
     text: TextFacts, machine: MachineFacts, seconds: float, fraction: float
 ) -> tuple[Training, list[Training]]:
-    """Return the best candidate for a fraction of the text, and all candidates, the smallest network first."""
+    """Return the best candidate for a fraction of the text, and the suitable ones, the smallest network first."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     trainings = [_training(size, machine, train_seconds, fraction, text) for size in machine.sizes]
     max_weights = MAX_WEIGHTS_PER_TOKEN * fraction * text.tokens
@@ -184,7 +184,7 @@ def _best_training(
 
 
 def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts) -> Training:
-    """Return the candidate for a network, with the batch size and the example length of the lowest expected loss."""
+    """Return the candidate for a network: short examples up to a number of tokens, and the batch of `_best_batch`."""
     text_tokens, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
 
     def candidate(batch_tokens: int, length: int) -> Training:
@@ -217,7 +217,7 @@ def _best_batch(trainings: list[Training]) -> Training:
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
     """Return the keys of the sections `vocab` and `data`; `text` is the part of the text that is read."""
     is_measured = text.is_chinese or text.language == "en"
-    law_of = "" if is_measured else "; this and the forecast by the law of English, none other was measured"
+    law_of = "" if is_measured else "; size and forecast use the law measured on English"
     choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_of}")]
     if not is_measured:
         choices.append(Choice("data.language", text.language, "recognized from the first text of the inputs"))

@@ -1,8 +1,8 @@
 """Find problems in the metrics of a run and name each cause once, with a remedy: the hints of `train` and `report`.
 
 The hints depend only on the run's manifest and the lines of `metrics.jsonl` so far, so `report` finds those that
-`train` printed. Lines are averaged into a fixed number of points, so memory and work do not grow with the run. The
-thresholds give no hint for healthy runs: `tests/report/test_diagnosis.py` has some.
+`train` printed. `train` averages lines into a fixed number of points, so its memory does not grow with the run. Healthy
+runs get no hint: `tests/report/test_diagnosis.py` checks some.
 """
 
 import itertools
@@ -18,7 +18,7 @@ WINDOW_SHARE = 0.1  # share of the run over which metrics are averaged
 PLATEAU_NATS = 0.1  # a loss less than this below the loss of token frequencies has made no progress
 FAR_NATS = 0.5  # a difference of losses that is not noise
 RATE_TOO_HIGH = "learning rate too high"
-MAX_WEIGHTS_PER_TOKEN = 10.0  # encoder weights per token of text: the most that were measured to learn, and are planned
+MAX_WEIGHTS_PER_TOKEN = 10.0  # encoder weights per token of text: the largest ratio that learned, and is planned
 PRESETS = {"tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 """Layers and hidden size of the presets to advise, smallest first."""
 
@@ -113,7 +113,7 @@ class Diagnosis:
         return None
 
     def _patience_share(self) -> float:
-        """Return the share of the run within which a healthy run leaves a plateau, at 20,000 steps or earlier."""
+        """Return the share of the run that a plateau may last: 20,000 steps, but 10 % to 50 % of the run."""
         return min(0.5, max(0.1, 20_000 * self._share / max(self._num_steps, 1)))
 
     def _plateau(self) -> Hint | None:

@@ -16,7 +16,7 @@ from bert_pretrain.text.key_table import KEY_BYTES, MAX_KEY_BYTES, KeyTable, wor
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
-_BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by blanks
+_BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by spaces
 _PUNCTUATION_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _IN_WORD, _BLANK, _PUNCTUATION = range(3)
 _BLANKS_ONLY = bytes(_BLANK if byte in _BLANKS else _IN_WORD for byte in range(256))

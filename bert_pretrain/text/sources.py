@@ -29,9 +29,9 @@ from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
 from bert_pretrain.text.layout import has_one_sentence_a_line
 
 FORMATS = {
-    **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
-    **{".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"},
-}
+    ".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv",
+    ".parquet": "parquet",
+}  # fmt: skip
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 MIN_CORPUS_DOCUMENTS = 20  # below, the two validation documents of next-sentence prediction are more than a tenth
@@ -139,9 +139,9 @@ def resolve(
     if config.fraction < 1.0:
         sources = _some_of(sources, config.fraction)
     for item in config.validation:
-        of_item = _find(item, config)
-        of_item = [source for source in of_item if source.split in VALIDATION] or of_item
-        held_out += (replace(source, is_validation=True) for source in of_item)
+        found = _find(item, config)
+        found = [source for source in found if source.split in VALIDATION] or found
+        held_out += (replace(source, is_validation=True) for source in found)
     sources += held_out
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
@@ -203,7 +203,6 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
-    locations = [item]
     if is_url(item):
         locations = matching_urls(item)
     elif hub_datasets.is_dataset(item := item if item.startswith(DATASET) else os.path.expanduser(item)):
@@ -212,7 +211,9 @@ def _find(item: str, config: DataConfig) -> list[Source]:
         return [_source(name, default, "dataset", split) for name, split in zip(locations, splits, strict=True)]
     elif os.path.isdir(item):
         locations = _files_below(Path(item))
-    elif not os.path.isfile(item):
+    elif os.path.isfile(item):
+        locations = [item]
+    else:
         matches = sorted(glob.glob(str(Path(item)), recursive=True))
         locations = [str(Path(match)) for match in matches if os.path.isfile(match)]
         if not locations:
@@ -232,7 +233,7 @@ def _source(location: str, boundary: str, format_: str | None = None, split: str
         name = location.rsplit("/", 1)[-1]
         remedy = f"rename it to its format, such as {name}.txt or {name}.jsonl; supported: {SUPPORTED}"
         raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
-    source = Source(location, format_, None, "", boundary=boundary, split=split)
+    source = Source(location, format_, boundary=boundary, split=split)
     size, version = _size_and_version(source)
     return replace(source, size=size, version=version)
 

@@ -76,7 +76,12 @@ def _groups(named: Sequence[tuple[str, nn.Parameter]], config: TrainConfig) -> l
         num_matrices = 3 if name.endswith("query_key_value.weight") else 1
         groups.setdefault((has_decay(name), num_matrices), []).append(parameter)
     return [
-        {"params": params, "weight_decay": config.weight_decay if decays else 0.0, "adapts": decays, "matrices": number}
+        {
+            "params": params,
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "trust_ratio": decays,
+            "matrices": number,
+        }
         for (decays, number), params in groups.items()
     ]
 
@@ -84,7 +89,7 @@ def _groups(named: Sequence[tuple[str, nn.Parameter]], config: TrainConfig) -> l
 class Lamb(torch.optim.Optimizer):
     """LAMB, with two additional keys of a parameter group.
 
-    `adapts` applies the trust ratio; False gives Adam, for biases and layer normalization. `matrices` is the number of
+    `trust_ratio` is False for biases and layer normalization, which get Adam's update. `matrices` is the number of
     matrices of equal shape that are stacked in each parameter, each with its own trust ratio.
     """
 
@@ -95,7 +100,7 @@ class Lamb(torch.optim.Optimizer):
         lr: float, betas: tuple[float, float], eps: float, bias_correction: bool,
     ) -> None:  # fmt: skip
         defaults = {"lr": lr, "betas": betas, "eps": eps, "bias_correction": bias_correction}
-        super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "adapts": True, "matrices": 1})
+        super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "trust_ratio": True, "matrices": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -106,7 +111,7 @@ class Lamb(torch.optim.Optimizer):
                 skip = _skip(self.found_inf, parameters)
                 directions = self._directions(group, parameters, skip)
                 torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
-                if group["adapts"]:
+                if group["trust_ratio"]:
                     _scale_by_trust_ratio(parameters, directions, group["matrices"])
                 torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
                 torch._foreach_add_(parameters, directions)
@@ -143,7 +148,7 @@ def _skip(found_inf: Tensor | None, parameters: list[Tensor]) -> Tensor:
 
 
 def _gradients(parameters: list[Tensor], skip: Tensor) -> Any:
-    """Return the gradients, set to 0 if the step is skipped; the callers also set the decay of moments to 1 then."""
+    """Zero the gradients in place if the step is skipped, and return them; callers then keep the moments."""
     # Multiplied as integers, because 0 * inf is NaN. `torch.where` would be a launch per parameter.
     gradients: list[Any] = [parameter.grad for parameter in parameters]
     torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
@@ -156,7 +161,7 @@ def _bias_correction(beta: float, count: Tensor) -> Tensor:
 
 
 def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_matrices: int) -> None:
-    """Scale the update of each matrix to the norm of the matrix, unless one of both is 0."""
+    """Scale the update of each matrix to the norm of the matrix, unless either norm is 0."""
     old, new = ([part for each in tensors for part in each.chunk(num_matrices)] for tensors in (weights, directions))
     old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
@@ -188,7 +193,7 @@ class Muon(torch.optim.Optimizer):
         self._apply_momentum(all_weights, group["momentum"], skip)
         torch._foreach_mul_(all_weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
         for (height, width), weights in by_shape.items():
-            # Matrices of at most 2 ** 25 weights are updated together: all square ones of BERT-Base.
+            # At most 2 ** 25 weights are orthogonalized together, or one parameter if it is larger.
             num_together = max(1, 2**25 // max(weight.numel() for weight in weights))
             # The root mean square of AdamW's typical update (Liu et al., 2025, section 2.2).
             factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
@@ -222,7 +227,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     Five Newton–Schulz iterations, which consist of matrix products. A CPU without bf16 instructions computes them in
     fp32, because emulated bf16 would take most of a step.
     """
-    # Of the quintic polynomial (Jordan, 2024): it is steep at 0; singular values end between 0.5 and 1.5, not at 1.
+    # Coefficients of a quintic polynomial (Jordan, 2024), steep at 0; singular values end between 0.5 and 1.5.
     a, b, c = 3.4445, -4.7750, 2.0315
     is_emulated = matrices.device.type == "cpu" and not cores.cpu_bf16_feature()
     current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)

@@ -25,7 +25,7 @@ IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy
 class Batch:
     """A packed micro-batch, perhaps with a tail of dummy sequences.
 
-    The tail has no labels, and the model's outputs for it are dropped. With static shapes it has labels `IGNORED`.
+    The model drops its outputs for the tail or, with static shapes, the labels of the tail are `IGNORED`.
     """
 
     input_ids: Tensor  # (tokens,) int64
@@ -106,7 +106,7 @@ class ShapeMultiples:
         expected_tokens = mean_tokens * num_examples / num_shares
         unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
         num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
-        # About a tenth of the masked tokens: their number varies by a few percent, so most are rounded to one value.
+        # A tenth of the masked tokens at 15 %. Counts vary by a few percent, so most are rounded to one value.
         masked = _power_of_two(0.015 * expected_tokens)
         return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
 
@@ -120,9 +120,9 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
     """Return the rows of each of a rank's micro-batches, with at most `micro_batch_tokens` or one example each.
 
-    Ranks get about as many tokens. Micro-batches have examples of similar length, so padded attention pads little.
+    Ranks get similar numbers of tokens. Micro-batches have examples of similar length, so padded attention pads little.
     """
-    share = _snake_order(lengths, num_ranks)[rank]
+    share = _snake_deal(lengths, num_ranks)[rank]
     offsets, bounds = ragged.offsets_of(lengths[share]), [0]
     while (begin := bounds[-1]) < len(share):
         end = int(np.searchsorted(offsets, offsets[begin] + micro_batch_tokens, side="right")) - 1
@@ -137,12 +137,12 @@ def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_r
     """
     num_micro_batches = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
     while num_micro_batches * num_ranks < len(lengths):
-        shares = _snake_order(lengths, num_ranks * num_micro_batches)
+        shares = _snake_deal(lengths, num_ranks * num_micro_batches)
         if max(int(lengths[share].sum()) for share in shares) <= micro_batch_tokens:
             break
         num_micro_batches += 1
     num_micro_batches = min(num_micro_batches, len(lengths) // num_ranks)
-    return _snake_order(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
+    return _snake_deal(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
@@ -172,7 +172,7 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
 
 
 def _min_tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
-    """Return the smallest number of sequences that can hold any tail: one token each, plus `unit_tokens` - 1 in all."""
+    """Return how many sequences hold any tail: one token each, plus up to `unit_tokens` - 1 shared tokens."""
     return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
 
 
@@ -185,7 +185,7 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def _snake_order(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
+def _snake_deal(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
     """Sort rows by length and deal them to shares first to last, then last to first, and so on."""
     order = np.argsort(lengths, kind="stable")
     turns = np.arange(len(order)) % (2 * num_shares)

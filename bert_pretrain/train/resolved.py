@@ -32,7 +32,7 @@ CHANGEABLE_KEYS = {
 }  # fmt: skip
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",
-    "sop": "masked tokens and sentence order (in metrics.jsonl by the names of next sentence)",
+    "sop": "masked tokens and sentence order (logged under the next-sentence names)",
     "none": "masked tokens only; pooler and next-sentence head are not trained",
 }
 MASKING = {"static": "stored in the data", "dynamic": "drawn in every epoch"}
@@ -73,14 +73,14 @@ class ResolvedRun:
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Return whether to evaluate: by default after every eighth of a time budget, if that takes little of it."""
+        """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 %."""
         seconds = self.length.seconds
         if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
             return False
         return int(8 * before / seconds) < int(8 * now / seconds)
 
     def learning_rate(self, step: int, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the update after `step` finished ones and `seconds`."""
+        """Return the learning rate of the next update, after `step` updates and `seconds`."""
         if self.length.steps is not None:
             return schedule.learning_rate(self.config.train, step, self.length.steps)
         return schedule.learning_rate_by_clock(self.config.train, step, seconds, (self.length.seconds or 0.0) - reserve)

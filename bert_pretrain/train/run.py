@@ -38,7 +38,7 @@ from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume,
 from bert_pretrain.train.schedule import duration, too_long
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-from bert_pretrain.train.word_vectors import start_word_vectors
+from bert_pretrain.train.word_vectors import init_word_vectors
 
 
 def train(
@@ -191,7 +191,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
                 "token's old pieces"
             )
-        for names, text in ((fresh, "missing, initialised from the seed"), (unused, "present, but not used")):
+        for names, text in ((fresh, "missing, initialized from the seed"), (unused, "present, but not used")):
             if names:
                 print(f"  {text}: {', '.join(names)}")
     else:
@@ -200,7 +200,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
             start_positional_heads(model, train.seed)
         if train.init == "word_vectors":
             embeddings, std = model.embeddings.word_embeddings.weight, run.config.model.initializer_range
-            num_tokens = start_word_vectors(embeddings, run.data, run.tokenizer, std, train.seed)
+            num_tokens = init_word_vectors(embeddings, run.data, run.tokenizer, std, train.seed)
             print(f"word embeddings of {num_tokens:,} tokens from counts of their neighbours")
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))

@@ -71,7 +71,7 @@ def write_last_status(run: Path, exit_code: int, message: str) -> None:
 
 def write_status(run: Path, exit_code: int, message: str = "") -> None:
     """Write `status.json`, unless the folder is not an output of this package."""
-    if manifest.may_hold_status(run):
+    if manifest.is_output_or_empty(run):
         run.mkdir(parents=True, exist_ok=True)
         outcomes = {0: "done", 2: "wrong_input", 130: "stopped", 143: "stopped"}
         outcome, now = outcomes.get(exit_code, "failed"), datetime.datetime.now().astimezone()
@@ -81,5 +81,5 @@ def write_status(run: Path, exit_code: int, message: str = "") -> None:
 
 def remove_status(run: Path) -> None:
     """Remove the status of the previous session."""
-    if manifest.may_hold_status(run):
+    if manifest.is_output_or_empty(run):
         (run / STATUS).unlink(missing_ok=True)

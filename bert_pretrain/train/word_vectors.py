@@ -27,8 +27,8 @@ Pairs = tuple[np.ndarray, np.ndarray]  # ascending keys `first * vocab_size + se
 
 
 @torch.no_grad()
-def start_word_vectors(embeddings: Tensor, data: DataFolder, tokenizer: Tokenizer, std: float, seed: int) -> int:
-    """Overwrite the embeddings, (vocab_size, hidden), of tokens with co-occurrence counts; returns their number.
+def init_word_vectors(embeddings: Tensor, data: DataFolder, tokenizer: Tokenizer, std: float, seed: int) -> int:
+    """Overwrite the embeddings, (vocab_size, hidden), of tokens that co-occur, and return their number.
 
     Rows get the root mean square `std`. The result is deterministic for the same data, seed and number of threads.
     """

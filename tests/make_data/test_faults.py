@@ -87,7 +87,7 @@ def make_data_command(texts: Path, vocab: Path, output: Path, workers: int) -> l
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory, english_text: Path) -> Path:
-    """English text in several files, which are several parts to tokenise."""
+    """English text in several files, which are several parts to tokenize."""
     folder = tmp_path_factory.mktemp("texts")
     documents = english_text.read_text().split("\n\n")
     for number in range(6):
@@ -185,7 +185,7 @@ print(json.dumps([first.returncode, first.stderr, left, again.returncode, again.
 
 
 @pytest.mark.parametrize(
-    ("size", "workers"), [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)], ids=["tokenising", "building"]
+    ("size", "workers"), [pytest.param("150k", 1, marks=pytest.mark.slow), ("1500k", 2)], ids=["tokenizing", "building"]
 )
 def test_a_full_disk_is_one_error_and_the_run_resumes_with_more_space(
     tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, size: str, workers: int

@@ -96,7 +96,7 @@ def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
 def test_the_claim_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
     claims: list[str] = []
     opened = build.open_records
-    monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.claim) or opened(plan))
+    monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.fingerprint) or opened(plan))
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join("\n".join(text.split("\n")[::-1]) for text in small.text.read_text().split("\n\n")))
     for number, more in enumerate(([], [f"data.input_weights={{{other}: 3}}"], [f"data.validation=[{other}]"])):

@@ -59,7 +59,7 @@ def test_lamb_without_trust_ratio_equals_adamw_and_muon_equals_torch(kind: str, 
     both: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
     if kind == "lamb":
         settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-6}
-        groups = [{"params": [weight], "adapts": False, "weight_decay": 0.0}]
+        groups = [{"params": [weight], "trust_ratio": False, "weight_decay": 0.0}]
         both = Lamb(groups, **settings, bias_correction=True), torch.optim.AdamW([other], **settings, weight_decay=0.0)
     else:
         reference = torch.optim.Muon([other], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -120,7 +120,7 @@ def test_each_parameter_has_one_optimizer_and_only_matrices_decay(kind: str) -> 
                 if isinstance(optimizer, Muon | Lamb):
                     assert group["matrices"] == (3 if names[parameter].endswith("query_key_value.weight") else 1)
                 if isinstance(optimizer, Lamb):
-                    assert group["adapts"] == (parameter.dim() == 2)
+                    assert group["trust_ratio"] == (parameter.dim() == 2)
                 assert isinstance(optimizer, Muon) == (kind == "muon" and is_hidden_matrix(names[parameter]))
     assert sorted(owned) == sorted(names.values())
     assert sum(map(is_hidden_matrix, owned)) == 4 * 2

@@ -9,7 +9,7 @@ import torch
 
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.train import word_vectors
-from bert_pretrain.train.word_vectors import WINDOW, count_pairs, pointwise_mutual_information, start_word_vectors
+from bert_pretrain.train.word_vectors import WINDOW, count_pairs, init_word_vectors, pointwise_mutual_information
 
 from .conftest import Fit
 
@@ -61,8 +61,8 @@ def test_tokens_with_the_same_neighbors_get_similar_vectors(data_folder: Path, m
     monkeypatch.setattr(word_vectors, "count_pairs", lambda *_: (keys, np.ones(len(keys))))
     data = DataFolder.open(data_folder)
     first, again = torch.full((size, 8), 9.0), torch.full((size, 8), 9.0)
-    number = start_word_vectors(first, data, data.tokenizer(), 0.02, 7)
-    start_word_vectors(again, data, data.tokenizer(), 0.02, 7)
+    number = init_word_vectors(first, data, data.tokenizer(), 0.02, 7)
+    init_word_vectors(again, data, data.tokenizer(), 0.02, 7)
     assert torch.equal(first, again)
     assert number == 11
     assert (first[30:] == 9.0).all()  # tokens without counts keep their weights
