@@ -309,6 +309,6 @@ def test_a_damaged_file_is_named_and_rebuilt(numbered, capsys, name: str, damage
     capsys.readouterr()
     again = few.make(*SMALL, name="second" if is_stored else "data", verify=True)
     in_data = rf"\b{name.split('/')[0]}.*; rebuilding the data"
-    said = f"token store was damaged, {shard}: .*{name}" if is_stored else in_data
+    said = f"damaged store shard {shard}: .*{name}" if is_stored else in_data
     assert len(re.findall(said, capsys.readouterr().out)) == 1
     assert (digests(again), digests(shard)) == (before, stored)

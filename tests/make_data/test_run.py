@@ -81,8 +81,8 @@ def test_random_bs_come_from_the_whole_corpus(numbered) -> None:
 
 
 def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
-    def plan(claim: str) -> Any:
-        return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, claim=claim)
+    def plan(fingerprint: str) -> Any:
+        return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, fingerprint=fingerprint)
 
     build.open_records(plan("a"))
     record = tmp_path / build.RECORDS / "train-00000.json"
@@ -93,16 +93,16 @@ def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
     assert not record.exists()
 
 
-def test_the_claim_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
-    claims: list[str] = []
+def test_the_fingerprint_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
+    fingerprints: list[str] = []
     opened = build.open_records
-    monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.fingerprint) or opened(plan))
+    monkeypatch.setattr(build, "open_records", lambda plan: fingerprints.append(plan.fingerprint) or opened(plan))
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join("\n".join(text.split("\n")[::-1]) for text in small.text.read_text().split("\n\n")))
     for number, more in enumerate(([], [f"data.input_weights={{{other}: 3}}"], [f"data.validation=[{other}]"])):
         inputs = [str(small.text)] if number == 2 else [str(small.text), str(other)]
         make_data(small.config(*SMALL, *more), inputs, small.vocab, tmp_path / str(number), workers=1)
-    assert len(set(claims)) == 3
+    assert len(set(fingerprints)) == 3
 
 
 def check_manifest(data: Path, documents: list[list[int]]) -> None:
