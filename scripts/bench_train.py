@@ -263,7 +263,7 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return our training step, and its first batches on the device."""
     config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
     cores.owns_process = True
-    hardware.keep_freed_memory(device)
+    hardware.configure_cpu(device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
     attention, why = choose_attention(
         train.attention, device, dtype,

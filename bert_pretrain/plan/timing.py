@@ -39,7 +39,7 @@ def measure_machine(
     start of the compiler, about 20 s, is not counted.
     """
     device = hardware.choose_device(device_setting)
-    hardware.keep_freed_memory(device)  # as in training
+    hardware.configure_cpu(device)  # as in training
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.compile(torch.neg)(torch.zeros(8, device=device))

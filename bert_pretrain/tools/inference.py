@@ -18,7 +18,7 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, keep_freed_memory
+from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, configure_cpu
 
 # input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen
 Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]
@@ -75,7 +75,7 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     `required` are prefixes of tensors that the folder must have besides embeddings and encoder, as in `load_model`.
     """
     device = choose_device(config.device)
-    keep_freed_memory(device)
+    configure_cpu(device)
     dtype = choose_precision(config.precision, device).dtype
     required = ("bert.embeddings", "bert.encoder", *required)
     loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=required)

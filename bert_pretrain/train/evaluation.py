@@ -41,7 +41,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
             remedy="evaluate on the validation split",
         )
     device = hardware.choose_device(config.device)
-    hardware.keep_freed_memory(device)
+    hardware.configure_cpu(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
     loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=MLM_WEIGHTS)
     network = loaded.model

@@ -65,14 +65,17 @@ def describe_device(device: torch.device) -> str:
     return str(device)
 
 
-def keep_freed_memory(device: torch.device) -> None:
-    """On CPU, let glibc reuse the memory of freed tensors, as PyTorch does on CUDA.
+def configure_cpu(device: torch.device) -> None:
+    """On CPU, fix the number of threads of matrix products, and let glibc reuse the memory of freed tensors.
 
-    By default glibc maps new pages for every large tensor, which takes a third of a training step of BERT-Base. The
-    setting cannot be undone, so nothing changes if another program imports this package.
+    By default MKL may choose another number of threads for each product, which changes the last bits of the result.
+    And glibc maps new pages for every large tensor, which takes a third of a training step of BERT-Base. The settings
+    cannot be undone, so nothing changes if another program imports this package.
     """
-    is_possible = cores.owns_process and device.type == "cpu" and sys.platform == "linux"
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
+    if device.type != "cpu" or not cores.owns_process:
+        return
+    torch.set_num_threads(torch.get_num_threads())  # also disables MKL_DYNAMIC
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # parameters from <malloc.h>
         mallopt(-4, 0)  # M_MMAP_MAX: allocate on the heap
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never return memory to the system

@@ -110,7 +110,7 @@ def resolve_run(
         check_same_vocabulary(teacher, tokenizer, TEACHER)
         check_rows(teacher, read_config(teacher, TEACHER)[1], tokenizer, TEACHER)
     device = hardware.choose_device(train.device, dist_context.local_rank)
-    hardware.keep_freed_memory(device)
+    hardware.configure_cpu(device)
     precision = hardware.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(
         lambda: choose_attention(

@@ -60,7 +60,7 @@ def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
 def page_faults(owns_process: bool) -> int:
     """Count the page faults of allocating and freeing large tensors for the fifth time."""
     hardware.cores.owns_process = owns_process
-    hardware.keep_freed_memory(CPU)
+    hardware.configure_cpu(CPU)
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         kept = [torch.ones(number * 1_000_000) for number in (3, 8, 1, 5, 8, 2)]
@@ -74,6 +74,19 @@ def test_freed_memory_is_reused_only_if_we_own_the_process() -> None:
         plain, kept = (child.submit(page_faults, owns_process).result(60) for owns_process in (False, True))
     assert plain > 10_000
     assert kept < 3000
+
+
+def mkl_chooses_threads(owns_process: bool) -> bool:
+    hardware.cores.owns_process = owns_process
+    hardware.configure_cpu(CPU)
+    library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+    return bool(library.mkl_serv_get_dynamic())
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="needs a PyTorch with MKL")
+def test_mkl_uses_a_fixed_number_of_threads_only_if_we_own_the_process() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        assert [child.submit(mkl_chooses_threads, owns).result(120) for owns in (False, True)] == [True, False]
 
 
 def test_flops_count_real_tokens_only() -> None:
