@@ -29,7 +29,7 @@ HANG_SECONDS = 150.0
 RANKS_SECONDS = 20.0  # between SIGTERM and SIGKILL of the other ranks when one has failed, as in torchrun
 USER_FILES = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl")  # inputs without a checksum
 WRITERS = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
-# Output files that no command reads: files for people, caches, and shards, because a finished `run` reads only their footers.
+# Output files that no command reads: files for people, caches, and shards (a finished `run` reads only their footers).
 NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.|^all/data/.*\.parquet$")
 # Files with times, checksums of such files, and files that a finished output may lack.
 VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock", "training_args.bin")
