@@ -34,7 +34,7 @@ def predict(
 ) -> None:  # fmt: skip
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
-    `model` is a folder written by `finetune`, or by `transformers` with the same head. `changes` may replace
+    `model` is a folder written by `finetune`, or by `transformers` with a head of these tasks. `changes` may replace
     `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has the `format`,
     `columns` and `encoding` of the input.
     """

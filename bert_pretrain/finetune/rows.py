@@ -41,7 +41,7 @@ class Example:
     where: str
     values: dict[str, Any]  # by column
     inputs: dict[str, Any] = field(default_factory=dict)  # `text`, `pair`; `tokens`; or `id`, `question`, `context`
-    label: Any = None  # a class, classes or a number; tags; or answers with their start characters; None: unknown
+    label: Any = None  # a class, classes, a number, tags, or answers and where they start; None: unknown
     exceeds_window: bool = False
 
     def get(self, column: str, flag: str = "") -> Any:

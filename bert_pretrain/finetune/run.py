@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 KIND = "finetune"
 METRICS = "metrics.json"
 TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
-_TRIALS, _ALL_ROWS = "trials", "all"  # folder in OUTPUT.partial, and the folder in it of training on all rows
+_TRIALS, _ALL_ROWS = "trials", "all"  # folder in OUTPUT.partial, and its subfolder for training on all rows
 
 
 def finetune(
@@ -148,8 +148,8 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
 def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
     """Return the first `number` groups of `order`, changed so that both parts contain each class where possible.
 
-    For a class that one part lacks, a group with it is moved there, and another group back if there is one. A group is
-    only moved if its part keeps all classes.
+    For a class that one part lacks, a group with it is moved there and, if possible, another one back. A group is only
+    moved if the part it leaves keeps all classes.
     """
     parts = [list(order[:number]), list(order[number:])]
 
@@ -286,7 +286,7 @@ def _baselines(tuner: "FineTuner", trial: Settings, folder: Path, split: str, *,
 
 
 def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, float]) -> str:
-    """Return a warning if the score does not exceed a constant, or not clearly exceed a baseline; else ""."""
+    """Return a warning if the score is no better than a constant, or not clearly better than a baseline; else ""."""
     examples = tuner.examples[split]
     rows, metric = f"the {len(examples):,} {split} rows", tuner.task.main_metric
     constant, constant_score = tuner.task.constant_baseline(examples)

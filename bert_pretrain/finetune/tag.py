@@ -1,6 +1,6 @@
 """`tag`: predicts a tag for every word, at the first WordPiece token of the word.
 
-Tags are BIO tags of entities, or plain classes of words such as parts of speech if no training tag has a prefix. Long
+Tags are BIO tags of entities, or plain classes of words such as parts of speech if no tag is `O` or has a prefix. Long
 sentences are split into overlapping windows. Each word is labelled in exactly one window, with context on both sides.
 """
 
@@ -186,7 +186,7 @@ class Tag(Task):
 
 
 def _most_frequent(counts: Counter[str]) -> str:
-    """Return the most frequent tag, the alphabetically first of several."""
+    """Return the most frequent tag; on a tie, the first by alphabet."""
     return min(counts, key=lambda tag: (-counts[tag], tag))
 
 
@@ -247,7 +247,7 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
     row_number = 0
     for number, line in enumerate([*read_text(source).split("\n"), ""], start=1):
         if line.strip() and not line.startswith("-DOCSTART-"):
-            # Only these separate fields: a word such as 10 000 may contain a no-break space.
+            # Only tabs or blanks separate fields: a word such as 10 000 may contain a no-break space.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
             is_first = not rows and not lines and source.flag != INPUT

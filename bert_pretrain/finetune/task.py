@@ -42,7 +42,7 @@ class Task(ABC):
     label_column: str
     main_metric: str  # selects the best checkpoint; larger is better
     label_names: tuple[str, ...] = ("labels",)  # keys of `Window.labels`
-    group_by = ""  # examples with an equal input of this name are held out together
+    group_by = ""  # name of an input; examples that agree in it are held out together
     overflow_action = "split into overlapping windows"  # for the message about examples longer than a window
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -90,7 +90,7 @@ class Task(ABC):
         return examples
 
     def classes_of(self, example: Example) -> list[str]:
-        """Return the classes of a labelled example that both training and validation rows should contain."""
+        """Return an example's classes, each of which training and validation rows should contain."""
         return []
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Task(ABC):
         """Return the best constant prediction, as text, and its main metric."""
 
     def word_baseline(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
-        """Return predictions of a model of word counts, without a network, or None if the task has no such model."""
+        """Return predictions of a model that only counts words, or None if the task has no such model."""
         return None
 
     @abstractmethod

@@ -145,7 +145,7 @@ class FineTuner:
         return trainer
 
     def predict(self, folder: Path, split: str) -> list[Any]:
-        """Return the fp32 predictions for a split with the model in `folder`, written by `train`."""
+        """Return the predictions, in fp32, for a split with the model that `train` saved in `folder`."""
         try:
             finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
         except UserError as error:  # its hint is about the user's MODEL
@@ -228,7 +228,7 @@ def _is_metric(name: str) -> bool:
 
 
 class MicroBatchTrainer(Trainer):
-    """A Trainer that saves padding on CPU: it splits each batch into micro-batches of sequences of similar length.
+    """A Trainer that avoids padding on CPU: it splits each batch into micro-batches of sequences of similar length.
 
     Loss and gradients equal those of the batch, up to rounding and dropout masks. `answer` is excluded, since most of
     its windows have the maximum length.

@@ -58,7 +58,7 @@ def difference(expectation: Expectation) -> str | None:
     facts = _facts(expectation.folders, expectation.files)
     for name, expected in expectation.facts:
         if facts.get(name) != expected:
-            return f"{name} is {facts.get(name)} there, {expected} here"  # the user reads it at the sender, "here"
+            return f"{name} is {facts.get(name)} there, {expected} here"  # "here" is the sender, which prints it
     return None
 
 

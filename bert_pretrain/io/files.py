@@ -44,7 +44,7 @@ def local_path(location: str | Path, flag: str) -> Path:
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
     """Return a remedy that names the subfolder that was probably meant, or None.
 
-    It is the newest folder with a `file` inside among the matches of the first pattern that has any.
+    It is the newest folder with a `file` that matches the first pattern with such matches.
     """
     for pattern in patterns:
         if matches := [match for match in folder.glob(pattern) if (match / file).is_file()]:
@@ -54,7 +54,7 @@ def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the existing parent folder, which replaces `path` on success."""
+    """Yield a temporary path in the parent folder, which must exist. It replaces `path` on success."""
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -95,7 +95,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def _temporary_name(path: Path, suffix: str = ".tmp") -> Path:
-    # Random and not the process id, which may occur on several machines of a cluster.
+    # Random, because a process id may occur on several machines of a cluster.
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
 
 

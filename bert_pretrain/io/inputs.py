@@ -44,7 +44,7 @@ def _url_errors(url: str) -> Iterator[None]:
     except Exception as error:  # every file system has different error types
         remedy = "check the URL and your access rights"
         if isinstance(error, ImportError):
-            remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
+            remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the named package"
         what = f"cannot reach the URL: {str(error) or type(error).__name__}"
         raise InputError(what, where=url, remedy=remedy) from error
 
@@ -62,7 +62,7 @@ def matching_urls(url: str) -> list[str]:
 
 
 def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes or None, and an identifier that changes with its content or `""`."""
+    """Return the size of a file in bytes, or None, and a string that changes with its content, or `""`."""
     import fsspec
 
     with _url_errors(url):
@@ -74,7 +74,7 @@ def size_and_version(url: str) -> tuple[int | None, str]:
 
 
 class _RemoteStream(io.RawIOBase):
-    """Wraps an fsspec stream in the interface of `io`, with `OSError` as its only error."""
+    """Wraps an fsspec stream in the interface of `io`, with `OSError` for all errors of reading."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

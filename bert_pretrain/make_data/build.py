@@ -34,7 +34,7 @@ CLAIM = "claim"
 def open_records(plan: Plan) -> None:
     """Create the output folders, remove leftovers of killed writers, and write the claim of this plan.
 
-    The records of another plan's shards are removed, for example after the upgrade of a library.
+    Records of another plan's shards are removed, for example after a library was upgraded.
     """
     claim = plan.output / RECORDS / CLAIM
     if claim.is_file() and claim.read_text(encoding="utf-8") != plan.fingerprint:
@@ -103,8 +103,8 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
     """Read the text of a shard's slices, (3, slices).
 
-    Next-sentence pairs need two documents. If all windows come from one, slices of other shards are read too, as donors
-    of random Bs: first a few, then many.
+    Next-sentence pairs need two documents. If all windows come from one, donors of random Bs are read too, slices of
+    other shards: first a few, then many.
     """
     look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
     for num_donors in (0, 64, 4096):

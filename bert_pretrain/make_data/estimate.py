@@ -98,7 +98,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no second document for random Bs, but the corpus may. `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        _build(folder / "first", counts, chosen, tokenizer, data)  # start-up costs of a process are not scaled
+        _build(folder / "first", counts, chosen, tokenizer, data)  # not timed: start-up costs must not be scaled
         start = time.process_time()
         built, text_tokens = _build(folder / "data", counts, chosen, tokenizer, data)
         build_seconds = time.process_time() - start
@@ -136,7 +136,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
 def _read_samples(
     folder: Path, sources: Sequence[Source], sizes: np.ndarray, config: DataConfig
 ) -> tuple[list[ByteRange], np.ndarray]:
-    """Read samples of `sizes` bytes, and return them with the share of its source that each sample is."""
+    """Read samples of `sizes` bytes; return them, and the share of each in its source."""
     samples, shares = [], []
     for number, source in enumerate(progress_bar(sources, desc="sample", unit="input")):
         sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), config)
@@ -199,7 +199,7 @@ def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
         rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
         size = SAMPLE_BYTES // len(rows) // len(set(is_large))
         represented = float(known.sum() / known[rows].sum())
-        firsts: Counter[tuple[int, int]] = Counter()  # the first of equal inputs, and how many there are
+        firsts: Counter[tuple[int, int]] = Counter()  # by the first of equal inputs and their number
         for index in (group[row] for row in rows.tolist()):
             if index not in equal:
                 equal |= _equal_inputs(sources, by_size[sizes[index]])
@@ -257,10 +257,10 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
 
 
 def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
-    """Return the share of an input that its first `num_bytes` are, after they were read from `file`.
+    """Return which share of an input its first `num_bytes` bytes are, after reading them from `file`.
 
-    A decompressor reads `raw` ahead of its output: by up to 128 KiB, or by a block of 900 KB. So the output is read on
-    until `raw` moves, for up to 64 MiB, as a kilobyte can unpack to gigabytes, and then for 2 MiB more.
+    A decompressor reads `raw` ahead of its output: by up to 128 KiB, or by a block of 900 KB. So 2 MiB more are read,
+    and then on until `raw` has moved, up to 64 MiB, as a kilobyte can unpack to gigabytes.
     """
     position, total_bytes = raw.tell(), num_bytes
     measured = None

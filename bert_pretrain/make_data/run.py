@@ -1,4 +1,4 @@
-"""Stage 2, `make-data`: raw text and a tokenizer to shards of examples.
+"""Stage 2, `make-data`: turn raw text into shards of examples, with a tokenizer.
 
 Text is tokenized into the token store, shards are built from it, and the manifest is written last. Finished work is
 kept, so the same command resumes after an interruption.
@@ -71,7 +71,7 @@ def make_data(
         progress = manifest.claim(output, "data", identity, overwrite=overwrite)
         remove_temporaries(output)
         if progress is Progress.COMPLETE:
-            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed after the manifest
+            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed before its end
             damage = _damage(output, tokenizer, verify=verify)
             if damage is None:
                 print(f"up to date{', all shards verified' if verify else ''}: {output}")
@@ -115,7 +115,7 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
     data = config.data.model_dump(
         mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
     )
-    if isinstance(config.data.document_boundary, dict):  # has paths, which may change; inputs have their boundary
+    if isinstance(config.data.document_boundary, dict):  # its paths may change; each input has its own boundary
         data["document_boundary"] = "auto"
     return {
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
@@ -198,7 +198,7 @@ def _manifest_body(
 
 
 def _write_dataset_card(output: Path, splits: Sequence[str]) -> None:
-    """List all columns in a README.md if the splits have different ones. `datasets` then fills the others with null."""
+    """List all columns in a README.md if the splits have different ones. `datasets` then fills gaps with null."""
     schemas = [pq.read_schema(output / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) > 1:
         columns = ((field.name, field.type) for field in pa.unify_schemas(schemas))

@@ -1,7 +1,7 @@
 """Statistics of the text and the examples, and the errors and warnings that follow from them.
 
 Each shard reports sums, and the manifest has the shares. Everything is counted in the finished examples, so it can be
-compared with the configuration. All statistics are JSON dictionaries in store shards, shard records and the manifest.
+compared with the configuration. Store shards, shard records and the manifest have them as JSON dictionaries.
 """
 
 import base64
@@ -24,7 +24,7 @@ from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}  # names of the share of label 0, by objective
 TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")  # counts of each input and each byte range
-FREQUENT = 10  # a sentence that occurs more often counts as repeated
+FREQUENT = 10  # a sentence that occurs more often than this is repeated
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
     "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
@@ -167,7 +167,7 @@ def describe(manifest: Mapping[str, Any]) -> str:
 
 
 def describe_times(times: float, copies: int) -> str:
-    """Describe how often an epoch sees the text. A sentence that was cut starts the next window again."""
+    """Describe how often an epoch sees the text. The next window repeats a sentence that was cut, from its start."""
     return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
 
 
@@ -183,7 +183,7 @@ def _describe_masks(metrics: dict[str, Any]) -> str:
 def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
     """Warn of sentences that occur very often, such as the menus of web pages, which would dominate training.
 
-    The share is a lower bound: a store shard counts only the sentences that it has at least twice.
+    The share is a lower bound: a store shard reports only sentences that it has at least twice.
     """
     share, commonest = corpus["repeated_sentences"].values()
     if share > 0.05:
@@ -214,7 +214,7 @@ def checked_plan(
 ) -> Plan:
     """Plan the shards, and set `corpus["left_out"]`. Raise InputError for too few documents, and warn of large ones.
 
-    Duplicates do not count.
+    Duplicates are not counted as documents.
     """
     _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
     plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)

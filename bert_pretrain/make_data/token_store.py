@@ -47,7 +47,7 @@ def store_shard_folder(store: Path, number: int) -> Path:
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Split lists longer than `limit` into units of nearly equal length.
 
-    Returns the offsets of the units (units + 1,), and the number of each list's first unit (lists + 1,).
+    Returns the offsets of the units (units + 1,), and the index of each list's first unit (lists + 1,).
     """
     lengths = np.diff(offsets)
     units = np.maximum(1, -(-lengths // limit))
@@ -61,7 +61,7 @@ def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class ShardText:
-    """The text of a shard: slices of documents, each followed by its look-ahead, the next text of the document."""
+    """The text of a shard: slices of documents, each followed by its look-ahead: the text after it in the document."""
 
     ids: np.ndarray  # (tokens,)
     sentence_starts: np.ndarray  # (sentences + 1,) int64, in ids
@@ -180,7 +180,7 @@ class TokenStore:
     def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator[tuple[Any, ...]]:
         """Yield ids, sentence lengths, `is_continuation`, `num_slice_sentences` and `continues_word` of each slice.
 
-        All slices are in one store shard. Its files are read by position, not mapped, as often only one slice is read.
+        All slices are in one store shard. Most files are read by position, not mapped, as often only one slice is read.
         """
         folder, files = str(store_shard_folder(self.folder, index)), dict[str, int]()
 

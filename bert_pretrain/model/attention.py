@@ -4,8 +4,8 @@
 `triton`: the same for sequences of at most 128 tokens, with the kernels of `short_attention.py`.
 `padded`: pad, scaled dot product, unpad; any device and precision, with dropout. `Layout` is computed once per batch.
 
-The compiled backward pass on CUDA would read a layer's output gradient again to sum it over all rows for the bias
-gradient. `_Linear` sums blocks of rows, which the compiler fuses into the kernel that makes the rows.
+For the bias gradient, a compiled backward pass on CUDA would read the output gradient again, to sum its rows. `_Linear`
+sums blocks of rows, which the compiler fuses into the kernel that makes the rows.
 """
 
 import math
@@ -161,8 +161,8 @@ _fused_linear: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]] = _L
 def _normal_cdf_and_density(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the CDF and the density of the standard normal distribution in fp32, with an error below 7.5e-8.
 
-    Equation 26.2.17 of Abramowitz and Stegun (1964) needs one exponential for both. With erf, GELU and its gradient
-    are bound by compute instead of memory.
+    Equation 26.2.17 of Abramowitz and Stegun (1964) needs one exponential for both. With erf, computing GELU and its
+    gradient would take longer than reading memory.
     """
     values = values.float()
     density = torch.exp(values * values * -0.5) * (2.0 * math.pi) ** -0.5

@@ -1,4 +1,4 @@
-"""Choose the attention backend: one that runs on the device, and is correct and fastest for short sequences."""
+"""Choose an attention backend for the device. The Triton kernels must first prove correct and faster."""
 
 import functools
 import importlib.util
@@ -13,7 +13,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import attend_varlen, make_layout
 from bert_pretrain.model.short_attention import LONGEST, WIDTHS, attend_short
 
-MAX_RELATIVE_ERROR = 0.02  # of the short kernels against fp32; rounding to bf16 gives 0.002 to 0.004
+MAX_RELATIVE_ERROR = 0.02  # limit for the Triton kernels against fp32; rounding to bf16 gives 0.002 to 0.004
 
 
 def choose_attention(
@@ -28,7 +28,7 @@ def choose_attention(
 ) -> tuple[str, str]:
     """Return the backend for the setting `auto`, `varlen` or `padded`, and the reason.
 
-    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the short kernels.
+    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels.
     """
     head_size = hidden_size // num_heads
     if setting == "padded":
@@ -94,7 +94,7 @@ def _check_context(device: torch.device, what: str) -> None:
 
 
 def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
-    """Return the larger relative error (by norm) of context and gradient against attention in fp32."""
+    """Return the relative error (by norm) of the context or of the gradient against fp32, the larger one."""
     lengths = torch.tensor([longest, 1, longest // 2 + 1, longest - longest // 8], device=device)
     generator = torch.Generator().manual_seed(0)
     shape = (int(lengths.sum()), 3, 3, head_size)

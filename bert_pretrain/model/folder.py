@@ -1,4 +1,4 @@
-"""Model folders on disk: sizes from `config.json`, shapes and checksums (read without torch), and weights.
+"""Model folders on disk: sizes from `config.json`, shapes (read without torch, but for pickles), checksums and weights.
 
 Weight files are searched in the same order as in `transformers`: safetensors before pickles, one file before an index.
 """
@@ -150,7 +150,7 @@ def _indexed_files(index: Path) -> list[Path]:
     what = f"{index.name} names no files in its folder"
     if names and all(isinstance(name, str) and Path(name).name == name for name in names):
         files = sorted({index.parent / name for name in names})
-        missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file raises for too long names
+        missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file fails for very long names
         if not missing:
             return files
         what = f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:3])}"

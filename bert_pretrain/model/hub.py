@@ -14,7 +14,7 @@ from bert_pretrain.io.manifest import MANIFEST
 from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"
-MODULES = "modules.json"  # of a `sentence-transformers` folder: pooling and other modules
+MODULES = "modules.json"  # lists the modules of a `sentence-transformers` folder, such as pooling
 _DOWNLOADED = [
     CONFIG, CHECKSUMS, MANIFEST, *FILES, "added_tokens.json",
     "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", MODULES,
@@ -40,7 +40,7 @@ def model_folder(model: str | Path, flag: str) -> Path:
     name = match[1]
     try:
         folder = Path(snapshot_download(name, revision=match[2], allow_patterns=_DOWNLOADED))
-    except Exception as error:  # besides those of the Hub, any error of the network
+    except Exception as error:  # errors of the Hub, and any of the network
         message = " ".join(str(error).split())[:200]
         what = f"there is no folder '{name}', and the download from the Hub failed: {type(error).__name__}: {message}"
         remedy = "check the path; or, where the Hub can be reached, run "

@@ -100,7 +100,7 @@ def save_tensors(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file with default permissions. `save_file` alone keeps those of a private temporary file."""
+    """Write a safetensors file with default permissions. `save_file` alone writes one that only its owner can read."""
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -108,7 +108,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def export_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Scale weights with our names for export, and return them with Hugging Face's names, and the exponent."""
+    """Scale weights for export; return them under Hugging Face's names, with the exponent of the scale."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
     return to_huggingface(scale_embeddings(weights, exponent)), exponent
 
@@ -141,9 +141,9 @@ def load_model(
     required: tuple[str, ...] = (),
     flag: str = "MODEL",
 ) -> LoadedModel:
-    """Load any BERT folder for inference, in evaluation mode with fp32 weights, and matrix products in `dtype`.
+    """Load any BERT folder in evaluation mode, with fp32 weights and attention for matrix products in `dtype`.
 
-    The folder must have all tensors with a prefix in `required`, such as `cls.`. Errors name `flag`.
+    No tensor with a prefix in `required`, such as `cls.`, may be missing. Errors name `flag`.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)

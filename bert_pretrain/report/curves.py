@@ -65,7 +65,7 @@ def write_figure(figure: Any, output: Path) -> Path:
     """Write a figure in the format of the file's ending and return the path."""
     file_format = output.suffix.lstrip(".").lower()
     if file_format not in figure.canvas.get_supported_filetypes():
-        what = f"'{output.name}' has no ending of a picture"
+        what = f"'{output.name}' does not end in an image format"
         raise ConfigError(what, where="--output", remedy="use .png, .svg or .pdf")
     write_file(output, image_bytes(figure, file_format))
     return output
@@ -80,7 +80,7 @@ def value_of(record: Mapping[str, Any], path: str) -> Any:
 
 
 def number_of(record: Mapping[str, Any], path: str) -> float | None:
-    """Return the number at a dotted path; None if it is missing or out of the range that runs write."""
+    """Return the number at a dotted path; None if it is missing or not one that a run can write."""
     value = value_of(record, path)
     return value if type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15) else None
 
@@ -155,7 +155,7 @@ def make_figure(
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
-    """Draw lines for models that have learned nothing: chance, or only the token frequencies."""
+    """Draw lines for models that know nothing (chance), or only the token frequencies."""
     lines = [("chance", panel.chance)]
     if panel.training == "mlm_loss":
         sizes = {number_of(record, "data.statistics.vocab_size") for record in records}

@@ -44,7 +44,7 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
 
 def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tuple[int, int | None]]:
     size = unpacked.stat().st_size if unpacked is not None else source.size or 0
-    part_bytes *= 1 if source.is_local else 8  # finding a cut downloads a few megabytes
+    part_bytes *= 1 if source.is_local else 8  # a cut in a remote file downloads megabytes
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [(0, None)]
     with open_input(str(unpacked or source.location)) as file:
@@ -140,7 +140,7 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
     else:
         texts = read_texts(part, config, counts)
         pieces = (piece for text in texts if text is not None for piece in _split_long(text))
-    counts_empty = part.source.boundary not in ("blank_line", "line")  # where consecutive blank lines are one boundary
+    counts_empty = part.source.boundary not in ("blank_line", "line")  # in these, several blank lines are one boundary
     blanks, is_begun = "", False
     for piece in pieces:
         if is_begun or (not piece.text.isspace() and piece.text):

@@ -18,8 +18,8 @@ _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
 codecs.register_error(_MARKING, lambda error: (_INVALID, cast(UnicodeDecodeError, error).end))
 _BLOCK_BYTES = 1 << 15
 _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
-# Text is in another encoding, rather than damaged, if invalid characters exceed _MAX_INVALID of all characters and the
-# second limit of the non-ASCII ones. The limit is low for legacy encodings: Shift-JIS decodes 98 % of GB18030 text.
+# Text is in another encoding, rather than damaged, if invalid characters exceed _MAX_INVALID of all characters and one
+# of the other limits of the non-ASCII ones, a low one for legacy encodings: Shift-JIS decodes 98 % of GB18030 text.
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
 _MAX_NUL = 0.2  # share of NUL characters; a higher one means UTF-16 or UTF-32
 _MIN_UTF8_CHARACTERS = 10  # non-ASCII characters; fewer may be valid UTF-8 by chance
@@ -38,10 +38,10 @@ _DETECTED = (
 )
 # Western European text sometimes scores up to _TIE better in these than in cp1252; Czech or Polish text scores more.
 _CENTRAL_EUROPEAN, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
-_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}  # files named by the subset often use the superset
+_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}  # files declared as the subset often use the superset
 # GB18030 and Big5 decode most of each other's text, but to rare characters.
 _OTHER_CHINESE = {"gb18030": "cp950", "cp950": "gb18030", "big5": "gb18030", "big5hkscs": "gb18030"}
-# 40 % of the characters of Chinese text are among these, but almost none of text in the wrong encoding.
+# 40 % of the characters of Chinese text are among these, but almost none of those of wrongly decoded text.
 _COMMON_CHARACTERS = frozenset(
     "的一是不了個个在你有用這这來来我以可人道中他到上如為为要下時时行們们說说使大件得能之和會会將将它子也數数那出於于文過过就此去"
     "後后些面發发本多同作裡里開开器所見见看自進进程方只事好何並并對对前果其而定應应"
@@ -99,7 +99,7 @@ def _common_share(sample: bytes, encoding: str) -> float:
 def _guess(sample: bytes) -> str | None:
     from charset_normalizer import from_bytes
 
-    if b"\0" not in sample:  # not UTF-16 or UTF-32: drop a last, incomplete character; none contains these bytes
+    if b"\0" not in sample:  # not UTF-16 or UTF-32: drop an incomplete last character; long ones lack these bytes
         sample = sample[: max(map(sample.rfind, (b"\n", b" ", b",", b".", b'"'))) + 1] or sample
     matches = from_bytes(sample, cp_isolation=list(_DETECTED))
     best = matches.best()

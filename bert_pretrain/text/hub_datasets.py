@@ -69,7 +69,7 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits in order; none if the location names a split or there is only one."""
+    """Return the names of a dataset's splits in order; none if the location names one or a saved dataset has one."""
     import datasets
 
     parsed = _parse(location)

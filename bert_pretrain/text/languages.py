@@ -17,8 +17,8 @@ from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
-MIN_CHINESE_SHARE = 0.3  # of Chinese characters among the letters of Chinese text
-_MIN_KANA_SHARE = 0.1  # of kana among the Chinese characters and kana of Japanese text
+MIN_CHINESE_SHARE = 0.3  # least share of Chinese characters among the letters of Chinese text
+_MIN_KANA_SHARE = 0.1  # least share of kana among the Chinese characters and kana of Japanese text
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _WORD = re.compile(r"[^\W\d_]+")
 _KANA = re.compile(r"[\u3041-\u30ff]")
@@ -130,7 +130,7 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
 def _detect_language(samples: Sequence[str]) -> str:
     """Return and print the most frequent language of samples. A mix without a main language raises a ConfigError.
 
-    If the language is uncertain, as in code or names, ASCII text counts as English.
+    If the language is uncertain, as in source code or names, ASCII text counts as English.
     """
     if _is_plain_english(samples):
         print("language: English: data.language is en")

@@ -16,10 +16,10 @@ from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
 UNCASED_LANGUAGES = ("en", "zh")  # languages of BERT's own uncased and Chinese models, which also strip accents
 # Accents are kept if stripping changes a larger share of running words, or makes a larger share of distinct words equal
-# to another one. Text in the languages of UNCASED_LANGUAGES has some tenths of a per cent of words with accents.
+# to another one. For UNCASED_LANGUAGES, only MAX_CHANGED_AS_BERT counts: some words in a thousand have accents.
 MAX_CHANGED_WORDS, MAX_CHANGED_AS_BERT, MAX_MERGED_WORDS = 0.01, 0.05, 0.001
 # Text is cut into clusters if enough of its letters are in scripts without blanks, and enough of these in words of more
-# than LONG_WORD characters. Unsegmented text has 0.58 to 0.94 of them in such words.
+# than LONG_WORD characters. In unsegmented text, 0.58 to 0.94 of these letters are.
 MIN_UNSPACED_SHARE, MIN_LONG_SHARE, LONG_WORD = 0.3, 1 / 3, 12
 _IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
@@ -70,7 +70,7 @@ def count_words(text: str, *, lowercase: bool) -> Counter[str]:
 
 
 def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
-    """Count the words from which BERT's clean-up removes a character, by character, such as U+200D in Malayalam."""
+    """Count, by character, the words from which BERT's clean-up removes it, such as U+200D in Malayalam."""
     clean = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
     ).normalize_str

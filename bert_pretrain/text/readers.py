@@ -35,9 +35,9 @@ Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`
 # In TSV, as registered at IANA and used by GLUE, a quote is an ordinary character.
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-MAX_WITHOUT_FIELD = 1000  # if none of this many first records has the text field, its name is probably wrong
+MAX_WITHOUT_FIELD = 1000  # if the text field is missing in this many first records, its name is probably wrong
 NO_STRING = "records_whose_text_is_no_string"
-MAX_NO_STRING = 0.01  # share of records with a text that is a number, list or object
+MAX_NO_STRING = 0.01  # largest share of records with a text that is a number, list or object
 
 
 def read_records(
@@ -52,7 +52,7 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield each record of a source in any format but `.txt`, with its position.
 
-    Tables are read by `columns`, and at least one of these must exist; without `columns` all are read. Invalid UTF-8 is
+    Only `columns` of tables are read, and at least one must exist; without `columns`, all are read. Invalid UTF-8 is
     repaired unless `strict`. For CSV and TSV, `header` replaces the first row, and `any_width` allows longer rows.
     Records above `max_bytes` raise an InputError, except in `datasets`.
     """
@@ -71,7 +71,7 @@ def read_records(
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
     """Yield each line of `.txt`, or the text of each record: "" if it is null, None if the record has no text field.
 
-    Records with a text of another type are skipped and counted. With `config.strict`, any record without a text raises
+    Texts of another type are left out and counted. With `config.strict`, any record without a text raises
     an InputError.
     """
     limit = config.max_record_bytes
@@ -241,7 +241,7 @@ def _read_csv(
             rest = text[end:]
             check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
-    # Without strict, an unclosed quote would join all following lines into one field.
+    # Without the dialect's `strict`, an unclosed quote would join all following lines.
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # global; `lines` limits the record instead
     reader = csv.reader(lines(), **dialect)

@@ -89,7 +89,7 @@ def describe_reasons(counts: Mapping[str, int]) -> list[str]:
 
 
 def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
-    """Refuse a record that is too large to hold in memory."""
+    """Raise an InputError if a record has more than `max_bytes`."""
     if num_bytes > max_bytes:
         what = f"the record has more than {max_bytes:,} bytes"
         remedy = "fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)"
@@ -124,7 +124,7 @@ def text_blocks(part: ByteRange, counts: Counter[str], *, strict: bool = True) -
                 remaining -= len(block)
                 block, mark = block.removeprefix(mark), b""
                 end = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or last_character(block)
-                if not end:  # a few bytes of a character
+                if not end:  # only the start of a character
                     rest += block
                     continue
                 yield _decoded(rest + block[:end], Position(part, "line", 1 + num_lines), counts, strict=strict)

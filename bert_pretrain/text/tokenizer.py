@@ -36,7 +36,7 @@ from bert_pretrain.text.tokenizer_folder import (
 
 _PREFIX = "##"
 _BATCH_TEXTS = 1 << 16  # bounds memory: the results of `tokenizers` take 800 bytes per word
-MAX_UNK_SHARE = 0.05  # of tokens; above, the vocabulary probably has another language or casing than the text
+MAX_UNK_SHARE = 0.05  # of tokens; above this, the vocabulary is probably for another language or casing
 bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 
@@ -154,7 +154,7 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert self.folder is not None  # a worker process loads the folder once for all its tasks
+        assert self.folder is not None  # pickled as its folder, which a worker loads only once
         return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
@@ -196,7 +196,7 @@ class Tokenizer:
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
-        """Write `files`."""
+        """Write `files` to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.contents(model_max_length).items():
             write_text(folder / name, text)
@@ -207,7 +207,7 @@ class Tokenizer:
         if VOCABULARY not in self.files:  # BertTokenizer would replace the pre-tokenizer of tokenizer.json
             config = {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # no token_type_ids by default
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # default: no token_type_ids
                 "clean_up_tokenization_spaces": False,
             }
         if not self.whole_words:

@@ -1,7 +1,7 @@
 """Reader of the tokenizer folder of any BERT: its tokens in the order of their ids, and its text processing.
 
-It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. It refuses tokenizers other than BERT's WordPiece
-with BERT's text processing and vocabularies of whole words (WordLevel, split at white space).
+It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. It accepts only BERT's WordPiece with BERT's text
+processing, and vocabularies of whole words (WordLevel, split at white space).
 """
 
 import re
@@ -102,7 +102,7 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         what = f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'"
         raise DataError(what, where=flag, remedy=REMEDY)
     if (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
-        raise DataError(f"{folder} is unfinished", where=flag, remedy="run the command that writes it again")
+        raise DataError(f"{folder} is unfinished", where=flag, remedy="repeat the command that writes it")
     try:
         backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
         whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
@@ -169,7 +169,7 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path) -> dict[str, Any]:
-    """Return the settings of the text processing; refuse tokenizers other than BERT's WordPiece and whole words.
+    """Return the settings of the text processing; accept only BERT's WordPiece and whole words.
 
     As in `transformers`, `tokenizer_config.json` takes precedence over `tokenizer.json`.
     """

@@ -1,7 +1,7 @@
-"""Checkpoints: model folders that `transformers` can load, plus the state that makes resuming bit-equal.
+"""Checkpoints: model folders that `transformers` can load, plus the state for resuming with bit-equal results.
 
-`checkpoints/step-00001000/` is written atomically, read back after writing, and contains no pickle. Tensors are stored
-in `training_state.safetensors`, everything else in `training_state.json`; `checksums.json` covers all files except the
+`checkpoints/step-00001000/` is written atomically, read back after writing, and contains no pickle. The state's tensors
+are in `training_state.safetensors`, its numbers in `training_state.json`; `checksums.json` covers all files except the
 model card. Saving copies the state to host memory and returns; a thread writes the copy while training continues.
 """
 
@@ -86,7 +86,7 @@ class CheckpointWriter:
         return path
 
     def _write(self, path: Path, tensors: dict[str, Tensor], event: Any, record: dict[str, Any], card: str) -> None:
-        """Write copies of `all_tensors`, complete after the CUDA event, as a checkpoint, and remove old checkpoints."""
+        """Wait for the CUDA event, write the copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
         begin = time.perf_counter()
         if event is not None:
             event.synchronize()
@@ -140,7 +140,7 @@ class HostBuffers:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Return copies and the CUDA event that follows them, or None if they are already complete."""
+        """Return the copies and the CUDA event after which they are complete, None if they already are."""
         if next(iter(tensors.values())).device.type != "cuda":
             return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
         for name, tensor in tensors.items():

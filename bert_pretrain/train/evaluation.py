@@ -1,4 +1,4 @@
-"""Losses and accuracies on a split with its stored masks, which makes them a function of the weights."""
+"""Losses and accuracies on a split. Its masks are stored, so the results depend only on the weights."""
 
 import contextlib
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ def evaluate_batches(
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate` for `batches`, this rank's share of a split; keep the training mode."""
+    """Return the metrics of `evaluate` for `batches`, this rank's share of a split; restore the training mode."""
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)

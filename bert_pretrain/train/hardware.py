@@ -20,7 +20,7 @@ from bert_pretrain.train.optimizers import is_hidden_matrix
 
 # With a hidden size of 128 on two cores, 4,096 to 16,384 were equally fast; the smallest needs the least memory.
 CPU_MICRO_BATCH_TOKENS = 4096
-# Limit of the activations that a micro-batch on CPU keeps for its backward pass; less would accumulate more often.
+# Limit of the activations that a micro-batch on CPU keeps for its backward pass; a lower one needs more micro-batches.
 CPU_ACTIVATION_BYTES = 3 * 2**29
 OPERATIONS_FUSED = 100  # operations that Inductor may fuse into one kernel; its default is 30
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -39,7 +39,7 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; without a number, that of the local rank.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; without a number, the card of the local rank.
 
     If every rank sees only one card, as with Slurm's `--gpus-per-task=1`, it is number 0 for all.
     """
@@ -98,7 +98,7 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
     """Return whether to compile layers, and the reason as text."""
-    # Compiled on CPU, torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried.
+    # On CPU, compiled gradients of torch 2.11 were wrong by a percent; 2.12 has not been tried.
     if setting is True and attention == "padded" and torch.__version__ < "2.13":
         raise ConfigError(
             f"torch {torch.__version__} computes wrong gradients for compiled attention with padding",
@@ -125,8 +125,8 @@ def compile_layers(
     if cores.owns_process:
         from torch._inductor import config as inductor_config  # slow to import
 
-        # By default the compiler gives up after eight versions, splits layers for DDP's buckets, which are far larger
-        # than a layer, and materialises GELU's gradient in fp32. Settings of another program's process do not change.
+        # By default the compiler stops after eight versions, splits layers at the size of DDP's buckets, and stores
+        # GELU's gradient in fp32. In a process of another program, its settings are kept.
         torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
@@ -209,10 +209,10 @@ def activation_bytes_per_token(
     """Return the bytes per token kept for the backward pass, and the bytes per token that one layer's backward adds.
 
     A layer of hidden size H and intermediate size I keeps per token: the inputs of its layer norms in fp32 (8 H bytes);
-    inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU
-    (2 I values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and per head a row of
-    probabilities, which dropout doubles, with a mask. With activation checkpointing every layer keeps its input
-    (H values), and only one layer at a time the rest. The tests compare the estimate with traces of whole steps.
+    inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU (2 I
+    values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and per head a row of
+    probabilities; dropout adds a copy of it and a mask. With activation checkpointing every layer keeps its input (H
+    values), and only one layer at a time keeps the rest. The tests compare the estimate with traces of whole steps.
     """
     config, width = model.config, dtype.itemsize
     hidden = config.hidden_size

@@ -4,11 +4,11 @@ A teacher of equal width gives its embeddings, its heads and evenly spaced layer
 Sanh et al., 2019). A wider one gives its token embeddings, projected on their principal axes, and its output bias.
 
 Positional heads: in a trained BERT some heads attend to the previous or next token (Clark et al., 2019; Voita et al.,
-2019). Until they have formed, the loss stays on a plateau near that of token frequencies, so the heads of the first
+2019). Until they have formed, the loss stays near that of a model of token frequencies, so the heads of the first
 layer are initialized to attend to fixed offsets. Position embeddings are sinusoids (Vaswani et al., 2017) in a random
 subspace. Keys project on this subspace, and queries on the same subspace rotated by the offset. Their product, the sum
 of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and output
-projections are random matrices that keep vector lengths at any width; `initializer_range` 0.02 does so only at a width
+projections are random matrices that scale length by GAIN at any width; `initializer_range` 0.02 does so only at a width
 of about 1,200.
 """
 
@@ -48,7 +48,7 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
         copied, description = {_OUTPUT_BIAS: teacher_weights[_OUTPUT_BIAS]}, "output bias"
         if config.hidden_size < teacher.config.hidden_size:
             embeddings = _on_principal_axes(teacher_weights[_WORDS][: model.vocab_size], config.hidden_size)
-            # At the scale of random embeddings, as the other initial weights assume.
+            # Scaled like random embeddings, which the other initial weights assume.
             copied[_WORDS] = embeddings * (config.initializer_range / embeddings.square().mean().sqrt())
             description = f"token embeddings on {config.hidden_size} principal axes, {description}"
     for name, tensor in copied.items():
@@ -63,7 +63,7 @@ def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
     rows = rows.double()
     _, axes = torch.linalg.eigh(rows.T @ rows)  # ascending
     axes = axes[:, -size:].flip(1)
-    signs = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()  # the sign of an axis depends on the library
+    signs = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()  # libraries differ in the signs of axes
     return (rows @ (axes * signs)).float()
 
 
@@ -73,7 +73,7 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
-    # One random frequency from each of equal intervals, so that no two positions of a long sequence are similar.
+    # One random frequency from each of `count` intervals, so that no two positions of a long sequence are similar.
     count = max(1, head_size // 2)
     frequencies = math.pi * (torch.arange(count) + torch.rand(count, generator=generator)) / count
     subspace = nn.init.orthogonal_(torch.empty(2 * count, config.hidden_size), generator=generator)

@@ -22,7 +22,7 @@ from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3
-MIN_EVALUATION_SHARDS = 32  # over which an evaluation of a subset is spread, if the split has as many
+MIN_EVALUATION_SHARDS = 32  # an evaluation of some rows reads this many or more, if there are as many
 
 
 class TrainingData:
@@ -33,7 +33,7 @@ class TrainingData:
         data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int,
         first_step: int = 0, first_example: int = 0, rank: int = 0, num_ranks: int = 1, static_shapes: bool = False,
     ) -> None:  # fmt: skip
-        """Initialize the sequence; step `first_step` starts with `first_example`, counted over all epochs.
+        """Initialize the sequence; step `first_step` starts at example `first_example`, counted over all epochs.
 
         Global batches and their masks do not depend on the number of ranks: every rank reads and masks all examples,
         and packs its share. `static_shapes` gives micro-batches nearly constant shapes.
@@ -47,7 +47,7 @@ class TrainingData:
         self._examples = ShuffledExamples(data, seed)
 
     def halve_micro_batches(self) -> None:
-        """Halve the micro-batch size, but not below one example; raises ConfigError if that is reached."""
+        """Halve the micro-batch size, down to one example of maximum length; then raise ConfigError."""
         if self.micro_batch_tokens <= self._max_seq_length:
             raise ConfigError(
                 f"the device has too little memory for one example of {self._max_seq_length} tokens",
@@ -57,7 +57,7 @@ class TrainingData:
         self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self._max_seq_length)
 
     def global_batch(self, step: int) -> GlobalBatch:
-        """Return this rank's part of the global batch of the optimizer step after `step` completed ones."""
+        """Return this rank's part of the global batch for the step that follows `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
         assigned = assign(packing.lengths_of(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
@@ -73,7 +73,7 @@ class TrainingData:
         return map(self.global_batch, steps)
 
     def epoch(self, step: int) -> float:
-        """Return the number of epochs completed after `step` steps, a fraction included."""
+        """Return the number of epochs after `step` steps, as a fraction."""
         return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:
@@ -99,7 +99,7 @@ def evaluation_batches(
         records = [records[index] for index in indices]
         num_rows = min(max_rows, sum(record.rows for record in records))
     chosen = np.linspace(0, sum(record.rows for record in records), num_rows, endpoint=False).astype(np.int64)
-    begin, next_index = 0, rank  # of the shard's first row, and of this rank's next micro-batch in the shard
+    begin, next_index = 0, rank  # indices: the shard's first row; this rank's next micro-batch in the shard
     for record in records:
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:

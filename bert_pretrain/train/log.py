@@ -1,4 +1,4 @@
-"""Write the metrics of each logging interval to `metrics.jsonl`, the console, the progress bar and trackers.
+"""Write metrics of logging intervals and evaluations to `metrics.jsonl`, the console, the progress bar and trackers.
 
 Times are those of training steps, including the wait for data but not evaluations and checkpoints. Rates leave out
 the first step after a start, in which kernels are chosen or compiled.
@@ -59,7 +59,7 @@ class RunLog:
         self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
-        """Log the metrics of an interval; the first one warns of a long run."""
+        """Log the metrics of an interval; after the first one, warn of a long run."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
         if self._file is not None and "training" not in self.newest and self._length.steps is not None:
             step_seconds = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
@@ -171,7 +171,7 @@ class MetricsFile:
     """The file `metrics.jsonl`: one JSON object per line, appended during the run."""
 
     def __init__(self, path: Path, *, end: Record | None, diagnosis: Diagnosis | None = None) -> None:
-        """Open the file, truncate it to the position `end` (None: to nothing), and pass the rest to the diagnosis."""
+        """Open the file, truncate it to the position `end` (None: to nothing), and pass its lines to the diagnosis."""
         self._path, self._diagnosis = path, diagnosis or Diagnosis({})
         content = _read_until(path, end) if end is not None else b""
         write_text(path, content.decode())
@@ -217,7 +217,7 @@ class MetricsFile:
 def _read_until(path: Path, position: Record) -> bytes:
     """Return the content of the file up to a position; return nothing if there is no file."""
     if not path.is_file():
-        print(f"warning: {path} is missing; the metrics before this step are lost")
+        print(f"warning: {path} is missing; the metrics up to the checkpoint are lost")
         return b""
     content = path.read_bytes()[: position["bytes"]]
     if hashlib.sha256(content).hexdigest() != position["sha256"]:

@@ -26,7 +26,7 @@ from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
 
-# Evaluates all examples of the validation split (True) or a part; returns None without a validation split.
+# Evaluates the whole validation split if passed True, else a part; returns None if there is no such split.
 Evaluate = Callable[[bool], dict[str, float] | None]
 
 
@@ -103,8 +103,8 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
 
 
 def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
-    # Several ranks communicate within a step, and activation checkpointing resets the random generator. A CUDA graph
-    # can do neither.
+    # A CUDA graph can neither communicate with other ranks nor reset the random generator, as activation checkpointing
+    # does.
     is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
     return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
 
@@ -125,7 +125,7 @@ def _evaluate(
     begin = time.perf_counter()
     metrics = evaluate(all_examples)
     log.validation(step, metrics)
-    if metrics is not None:  # the last evaluation uses all examples
+    if metrics is not None:  # scaled to all examples, as in the last evaluation
         seconds = time.perf_counter() - begin
         clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
 
@@ -144,7 +144,7 @@ def _log(
     """Log the metrics since the last line; raise `UserError` if the gradients stay non-finite."""
     checkpoints.check()
     skipped = state.sums[-1]  # the same on all ranks
-    if skipped >= 30:  # waits for the device; more halvings than a loss scale needs from its start to 1
+    if skipped >= 30:  # waits for the device; 16 halvings take a loss scale from its start to 1
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
         # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
@@ -164,7 +164,7 @@ def _save(
     begin = time.perf_counter()
     checkpoint = checkpoints.save()
     clock.reserve("save", time.perf_counter() - begin)
-    # At the end, training waits for the last checkpoint and for the final model, which is smaller.
+    # The end waits for the last checkpoint and the final model, which is smaller: hence the factor.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
         text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
@@ -174,12 +174,12 @@ def _save(
             checkpoints.wait()
             write_status(run.output, reason.exit_code, reason.message)
 
-        run.dist_context.run_on_main(complete)  # all ranks wait: torchrun and Slurm kill the others once one exits
+        run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
         raise reason
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
-    """Drop the CUDA graphs or, without any, halve the micro-batches, on one rank only: ranks would have to agree."""
+    """Drop the CUDA graphs or, if there are none, halve the micro-batches; with several ranks, raise `ConfigError`."""
     if graphs is None or not graphs.drop():
         if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
             raise ConfigError(
@@ -194,9 +194,9 @@ def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
-    """Return the median seconds of a few steps, which change the state.
+    """Run a few steps, which change the state; return their median seconds.
 
-    The first step, in which kernels are chosen or compiled, does not count unless it takes more than a minute.
+    The first step, which chooses or compiles kernels, counts only if it is the only one (over a minute, one rank).
     """
     times: list[float] = []
     graphs = _step_graphs(run, state)
@@ -251,8 +251,8 @@ class Clock:
     def boundary(self, signal_number: int) -> Boundary:
         """Return the maximum over all ranks of the signal number, the seconds and the reserve.
 
-        With several ranks, it returns the values sent at the previous boundary, except at the first: they have arrived
-        by now, so no rank waits.
+        With several ranks, every call but the first returns the values sent at the previous one: they have arrived, so
+        no rank waits.
         """
         local = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
         if self._dist_context.size == 1:
@@ -273,12 +273,12 @@ class Clock:
         self._progress.elapsed_seconds += seconds
         if not self.is_first_step:
             state.count_time(batch, seconds, waited_seconds)
-            # One step may hang: recent steps predict the last one better than the longest step of the run.
+            # One step may be very slow: recent steps predict the last one better than the longest of the run.
             self.reserve("step", seconds, decay=0.9)
         self.is_first_step = False
 
     def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
-        """Update the time that a time budget reserves for an activity at the end: the longest, which may decay."""
+        """Update the time to reserve for an activity at the end: `seconds`, or the decayed maximum if it is larger."""
         longest = self._progress.longest_seconds
         longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
 

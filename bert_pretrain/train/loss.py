@@ -1,6 +1,6 @@
 """The two pretraining losses as sums over a micro-batch, with the numbers of correct predictions.
 
-Sums, because a loss must be divided by the number of predictions in the global batch, not in the micro-batch: then the
+The sums are later divided by the number of predictions in the global batch, not in the micro-batch, so that the
 gradient does not depend on the division into micro-batches.
 
 The masked language modeling loss computes its gradient in the forward pass, one block of masked rows at a time, so the
@@ -52,10 +52,10 @@ class PretrainingLoss(nn.Module):
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
-    """Run the model on one micro-batch and return its losses; without sentence pairs, the second one is 0."""
+    """Run the model on one micro-batch and return its losses; without sentence pairs, `nsp_loss` is 0."""
     inputs, weights = (*batch.sequences, batch.masked_positions), _cast_weights(model, compiled)
     features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
-    features = features[: len(batch.masked_labels)]  # drop the dummy tail
+    features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
@@ -67,7 +67,7 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
 
 
 def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:
-    """Cast the encoder's weights to 16 bits, with one operation per layer; return {} where autocast should do it.
+    """Cast the encoder's weights to 16 bits, with one operation per layer; return {} if autocast casts them.
 
     Compiled layers do not use autocast's cache and would cast each weight with a separate kernel. With activation
     checkpointing, the recomputed layers would not see the cast weights, so they cast them themselves.
@@ -135,9 +135,9 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
-        # Only on CPU can labels be checked without a synchronization; without a tail, `softmax_in_place` saves work.
+        # Labels can be checked without a synchronization only on CPU; `softmax_in_place` does less without a tail.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
-        # All blocks share a buffer: allocating one this large takes as long as the products.
+        # All blocks share a buffer: allocating it takes as long as the matrix products.
         buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
         num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
         for start in range(0, num_rows, BLOCK_ROWS):
@@ -199,8 +199,8 @@ def _softmax_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
-    `logits` is (rows, columns), `bias` (columns,) fp32 is still to be added and -inf in padded columns, and `labels` is
-    (rows,) int64. The gradient summed over rows is added to `d_bias`, (columns,); if it is None, the logits are kept.
+    `logits` is (rows, columns), without `bias`, (columns,) fp32, which is -inf in padded columns; `labels` is (rows,)
+    int64. The gradient summed over rows is added to `d_bias`, (columns,); if it is None, the logits stay.
     `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
     """
     targets = labels[:, None]

@@ -1,7 +1,7 @@
 """Stage 3, `train`: train a BERT on a data folder and write a run folder.
 
-The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/` and, at the end, `model/`. Every
-checkpoint and `model/` load in `transformers`. The same command resumes a run, or reports that it is up to date.
+The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/` and, at the end, `model/`.
+`transformers` can load `model/` and every checkpoint. The same command resumes a run, or reports that it is up to date.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Under `torchrun`, every process calls this. `data` is a path, or the folder that `check_inputs` returned with
+    Under `torchrun`, every process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
     `config`. `init_from` is any BERT folder; with `carry_optimizer` it is a checkpoint of this package, and training
     continues its step and optimizer state. A `dry_run` only prints the plan and the time; `corpus_tokens` is the size
     of the full corpus if `data` is a sample. SIGINT and SIGTERM raise `Interrupted` after a checkpoint is saved.
@@ -207,7 +207,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         if run.teacher is not None:
             teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
             print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
-    if run.data.config.next_sentence == "none":  # the loss does not depend on these two
+    if run.data.config.next_sentence == "none":  # without pairs, the loss uses neither
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
     model.encoder.activation_checkpointing = train.activation_checkpointing
@@ -215,7 +215,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
 
 
 def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
-    """Return the part of the manifest that is known at the start; hints need it in addition to the metrics."""
+    """Return the manifest entries that are known at the start; `Diagnosis` needs them for its hints."""
     data = run.data
     return {
         "length": asdict(run.length),

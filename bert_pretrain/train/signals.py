@@ -22,9 +22,9 @@ REPEAT_SECONDS = 5.0
 
 
 class SignalRequests:
-    """A context in which signals are recorded, on the main thread only, and handled between steps.
+    """A context that records signals, to be handled between steps. It does so only on the main thread.
 
-    A second stop signal, after `REPEAT_SECONDS`, has its default effect.
+    A second stop signal, after `REPEAT_SECONDS`, goes to the previous handler.
     """
 
     _stop, _stop_time, _saves = 0, 0.0, False
@@ -49,7 +49,7 @@ class SignalRequests:
             self._saves = True
         elif not self._stop:
             self._stop, self._stop_time = number, time.monotonic()
-            # Not by `print`: the handler may interrupt a write to the stream.
+            # `print` could fail: the handler may interrupt a write to the stream.
             text = f"saving a checkpoint after this step; repeat after {REPEAT_SECONDS:.0f} seconds to stop immediately"
             os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
         elif time.monotonic() - self._stop_time > REPEAT_SECONDS:
@@ -64,7 +64,7 @@ def newest_step(run: Path) -> int:
 
 
 def write_last_status(run: Path, exit_code: int, message: str) -> None:
-    """Write the status of a command, unless another one is running there."""
+    """Write the status of a command, unless another one uses the folder."""
     if not manifest.is_locked(run):
         write_status(run, exit_code, message)
 

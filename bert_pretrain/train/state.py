@@ -16,18 +16,18 @@ from bert_pretrain.train.step import LossScale, StepSums
 class Progress:
     step: int = 0
     examples: int = 0
-    examples_before: int = 0  # the part of `examples` that comes from other data, before --carry-optimizer
+    examples_before: int = 0  # the part of `examples` seen in other data before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
-    wall_seconds: float = 0.0  # in the training loop, everything included; what a time budget limits
+    wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
     longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves these
 
 
 @dataclass
 class IntervalCounts:
-    """Counts of the host since the last log line.
+    """Counts kept on the host since the last log line.
 
-    The `timed_` fields leave out the first step after a start, in which kernels are chosen or compiled.
+    `timed_` fields and `waited_seconds` leave out the first step after a start, which chooses or compiles kernels.
     """
 
     steps: int = 0
@@ -100,7 +100,7 @@ class TrainState:
         return tensors
 
     def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
-        """Load a copy of `tensors()` from the CPU, or only the optimizers' part of it."""
+        """Load saved `tensors()`, or only those of the optimizers."""
         states: dict[Tensor, dict[Tensor, Any]] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()

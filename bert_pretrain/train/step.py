@@ -1,4 +1,4 @@
-"""One optimizer step: the only place that touches gradients.
+"""One optimizer step, from gradients to updated weights.
 
 Nothing here waits for the device. The check for non-finite gradients, the skip of such a step and the sums of the
 metrics all stay on the device, and the sums are read only when a log line is due.
@@ -59,7 +59,7 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    skipped_in_a_row: Value  # up to now, not reset by a log line
+    skipped_in_a_row: Value  # up to now; a log line does not reset it
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
@@ -90,7 +90,7 @@ def train_step(
     """Update the weights with one global batch and add its metrics to `sums`, (10,), see `StepSums`.
 
     `network` is a `PretrainingLoss` wrapped by `distributed.parallelize`; `batch` is this rank's share. The sums are
-    the same on all ranks; a skipped step only adds to the counts of skipped steps. `step` is the number of finished
+    the same on all ranks; a skipped step only adds to the two `skipped` sums. `step` is the number of finished
     steps: `seed`, `step` and the index of a micro-batch over all ranks determine its dropout masks. `max_grad_norm`
     bounds the 2-norm. `graphs`, if given, runs a step of one micro-batch as a CUDA graph where possible.
     """
@@ -136,11 +136,11 @@ def _add_gradients(
 ) -> list[LossSums]:
     """Accumulate gradients over micro-batches; losses are divided by `counts`, (2,), of predictions and pairs."""
     num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
-    # DDP averages gradients over ranks, but each rank's loss is a share of a sum.
+    # DDP averages gradients over ranks, but the losses of ranks must be summed.
     scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
     parts: list[LossSums] = []
     # One autocast region covers all micro-batches, so that each weight is cast once a step (once per micro-batch where
-    # layers are compiled). A disabled inner region around the backward pass keeps the cache of casts.
+    # layers are compiled). The inner region turns autocast off for the backward pass but keeps the cached casts.
     with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
         for micro_batch in micro_batches:
             with gradient_sync(network, is_last=len(parts) == num_micro_batches - 1):
@@ -170,7 +170,7 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 @torch.no_grad()
 def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
-    """Return the metrics of a step that is not skipped."""
+    """Return the metrics of a step, as if it were not skipped."""
     totals = torch.stack([value.to(counts.dtype) for part in parts for value in part]).view(len(parts), -1).sum(dim=0)
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).unbind()
     predictions, pairs = counts.unbind()

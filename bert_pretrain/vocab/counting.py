@@ -61,7 +61,7 @@ class Counts:
         return cls(Counter(training), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
 
     def _prune(self) -> None:
-        """Drop the rarest half of the chunks if they exceed `MAX_DISTINCT` or `MAX_DISTINCT_BYTES`."""
+        """Drop rare chunks, to half of `MAX_DISTINCT` or `MAX_DISTINCT_BYTES`, if there are more."""
         for counter in (self.training, self.held_out):
             num_bytes = sum(map(len, counter))
             max_chunks = min(MAX_DISTINCT, max(2, MAX_DISTINCT_BYTES * len(counter) // max(1, num_bytes)))
@@ -75,7 +75,7 @@ class Counts:
 
 
 class _Counter:
-    """Counts the chunks of blocks of text by their numbers in a table, and adds them to `counts` if it is full."""
+    """Counts the chunks of blocks of text by their numbers in a table, and adds the sums to `counts` if it is full."""
 
     def __init__(self, config: VocabConfig, counts: Counts) -> None:
         self._config = config

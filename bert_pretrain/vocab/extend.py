@@ -20,7 +20,7 @@ def extend_vocabulary(
     """Return the extended tokenizer and its new tokens, each with `token`, `id`, old `pieces` and `count`.
 
     The count is the number of occurrences of a word, or of words that are [UNK] because a character is missing. Words
-    must be normalized by the old tokenizer. `add_tokens` is the maximum number of tokens, by default the unused slots.
+    must be normalized by the old tokenizer. `add_tokens` is the maximum number of tokens, by default all unused slots.
     """
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
@@ -48,7 +48,7 @@ def extend_vocabulary(
 def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
     """Return the counts of the characters, as tokens `c` or `##c`, that make words [UNK], most frequent first.
 
-    Stop when 99.99 % of the running characters are covered, as in a new vocabulary.
+    Stop when 99.99 % of the text's characters are covered, as in a new vocabulary.
     """
     known = set(old.tokens)
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
@@ -73,7 +73,7 @@ def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: 
 
 
 def _split_words(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
-    """Yield the words that a vocabulary splits, with their counts, by the number of saved pieces, largest first.
+    """Yield the words that a vocabulary splits, with their counts, by how many pieces they would save, most first.
 
     A word that is [UNK] because of a rare character counts as two pieces.
     """

@@ -1,8 +1,8 @@
 """Training of a vocabulary of pieces or whole words from counted words, with the same result on every machine.
 
-`tokenizers` chooses the merges. Its order of the alphabet is random, so the alphabet is registered first. It cannot be
-trained from counts, so each word is repeated by its count. Large counts are scaled down, which also prevents an
-overflow of its 32-bit pair counts.
+`tokenizers` chooses the merges. It orders the alphabet at random, so the alphabet is registered first. It does not
+accept counts, so each word is repeated by its count. Large counts are scaled down, which also prevents an overflow of
+its 32-bit pair counts.
 """
 
 import math
@@ -51,7 +51,7 @@ class Alphabet:
 
     characters: list[str]  # sorted
     inside: list[str]  # characters that occur inside words and need a `##` form, sorted
-    coverage: float  # share of running characters
+    coverage: float  # share of the text's characters
     left_out: list[str]  # all other characters of the corpus, most frequent first
 
     @property
@@ -98,7 +98,7 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
 
 
 def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> tuple[list[str], float]:
-    """Return the vocabulary, special tokens, alphabet, then merges, most frequent first, and the divisor of the counts.
+    """Return the vocabulary (special tokens, alphabet, merges by falling frequency) and the divisor of the counts.
 
     The vocabulary is smaller than `config.size` if too few pairs reach `config.min_frequency`. Words with counts of at
     most half of the divisor are ignored.
@@ -121,7 +121,7 @@ def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabC
 
 
 def trainable(words: Mapping[str, int], alphabet: Alphabet) -> tuple[dict[str, int], float]:
-    """Return the words without characters outside the alphabet, with counts scaled to a total of `MAX_REPLAYED_WORDS`.
+    """Return the words in the alphabet's characters, with counts scaled to a total of at most `MAX_REPLAYED_WORDS`.
 
     Also return the divisor of the counts.
     """
