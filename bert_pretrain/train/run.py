@@ -38,7 +38,6 @@ from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume,
 from bert_pretrain.train.schedule import duration, too_long
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-from bert_pretrain.train.word_vectors import init_word_vectors
 
 
 def train(
@@ -196,12 +195,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
-        if train.init != "normal":
+        if train.init == "positional_heads":
             start_positional_heads(model, train.seed)
-        if train.init == "word_vectors":
-            embeddings, std = model.embeddings.word_embeddings.weight, run.config.model.initializer_range
-            num_tokens = init_word_vectors(embeddings, run.data, run.tokenizer, std, train.seed)
-            print(f"word embeddings of {num_tokens:,} tokens from counts of their neighbours")
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
         if run.teacher is not None:
