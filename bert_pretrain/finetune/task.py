@@ -90,7 +90,7 @@ class Task(ABC):
         return examples
 
     def classes_of(self, example: Example) -> list[str]:
-        """Return an example's classes, each of which training and validation rows should contain."""
+        """Return the classes of an example; training and validation rows should contain each class."""
         return []
 
     @abstractmethod

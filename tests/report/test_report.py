@@ -44,7 +44,7 @@ def test_one_or_several_runs_are_drawn(run: Path, tmp_path: Path) -> None:
     assert read_metrics(run)[-1]["step"] == 50  # without the incomplete line
     assert draw_curves([run], tmp_path / "new" / "curves.png").read_bytes().startswith(PNG)
     assert "next sentence" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
-    with pytest.raises(ConfigError, match="picture"):
+    with pytest.raises(ConfigError, match="image format"):
         draw_curves([run], tmp_path / "curves.txt")
     alone = [{name: None if "nsp" in name else value for name, value in line.items()} for line in LINES]
     drawn = draw_curves([write_run(tmp_path / "alone", alone)], tmp_path / "none.svg").read_text()
