@@ -62,7 +62,10 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     keeps = keeps_accents(loss, language) if lowercase else language_decides
     if old is None and config.strip_accents is None and keeps:
         config, strips = keeping, False
-    training = ascii_words + count_words(others, config, split_clusters=split_clusters)
+    if config is keeping and not split_clusters:
+        training = with_accents
+    else:
+        training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
     removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})
     metrics = {
