@@ -235,7 +235,8 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             names = ("validation_mlm_loss", "validation_mlm_accuracy")
             loss, masked = (math.nan if line[name] is None else line[name] for name in names)
             pairs = line["validation_nsp_accuracy"]  # None without pairs
-            shown = "–" if pairs is None else with_error(pairs, line.get("validation_examples"))
+            counts = line.get("validation_examples"), line.get("validation_documents")
+            shown = "–" if pairs is None else with_error(pairs, *counts)
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{shown:>{len(title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")

@@ -35,9 +35,14 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def import_packages(names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES) -> None:
-    """Import packages with all their modules, and libraries. Raises `RuntimeError` if that has started a thread."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+def import_packages(
+    names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES, threads: int = 1
+) -> None:
+    """Import packages with all their modules, and libraries. Raises `RuntimeError` if that has started a thread.
+
+    `threads` is the number of threads of torch in every fork.
+    """
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1"}
     for name in names:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):

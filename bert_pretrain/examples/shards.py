@@ -113,6 +113,11 @@ class DataFolder:
         """Return the number of examples of a split."""
         return sum(record.rows for record in self.shards(split))
 
+    def num_documents(self, split: str) -> int | None:
+        """Return the number of documents of a split, or None if the folder was written before they were counted."""
+        number: int | None = self.manifest["splits"].get(split, {}).get("statistics", {}).get("documents")
+        return number
+
     def mean_tokens(self, split: str) -> float:
         """Return the mean number of tokens per example of a split, 0 if it is empty."""
         return sum(record.tokens for record in self.shards(split)) / max(self.rows(split), 1)

@@ -21,6 +21,7 @@ from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
+MAX_UNKNOWN_SHARE = 0.01  # of the tags of other rows that may be missing in the training rows
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S+)")  # of BIO, IOBES, BMES and BILOU
 _TAGGED_LINE = re.compile(rf"-DOCSTART-.*|\S+[ \t](.*[ \t])?({_ENTITY_TAG.pattern})\s*")
 _FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
@@ -116,11 +117,15 @@ class Tag(Task):
             raise InputError("every tag is O", where=where, remedy=remedy)
         bio_tags = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
         self.labels = kinds if self.has_plain_tags else bio_tags
-        for example in others:
-            if unknown := [tag for tag in example.label or () if tag not in self.labels]:
-                what = f"the tag {unknown[0]!r} does not occur in the training rows"
-                remedy = f"fix it (known: {', '.join(kinds[:20])}), or add training rows with it"
-                raise InputError(what, where=example.where, remedy=remedy)
+        tags = Counter(tag for example in others for tag in example.label or ())
+        unknown = {tag: count for tag, count in tags.items() if tag not in self.labels}
+        if sum(unknown.values()) > MAX_UNKNOWN_SHARE * tags.total():
+            where = next(example.where for example in others if not unknown.keys().isdisjoint(example.label or ()))
+            remedy = f"fix it (known: {', '.join(kinds[:20])}), or add training rows with it"
+            what = f"the tag {min(unknown)!r} does not occur in the training rows"
+            raise InputError(what, where=where, remedy=remedy)
+        if unknown:
+            print(f"tags without training rows, counted as wrong: {', '.join(sorted(unknown))}")
         print(f"{'tags' if self.has_plain_tags else 'kinds of entities'}: {', '.join(kinds[:20])}")
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
@@ -142,7 +147,8 @@ class Tag(Task):
                 input_ids, labels, positions = [self.tokenizer.cls_id], [IGNORE_INDEX], []
                 for word in shown:
                     positions += [(word, len(input_ids))] if word in labelled else []
-                    first = label_ids[example.label[word]] if word in labelled and has_labels else IGNORE_INDEX
+                    has_label = word in labelled and has_labels
+                    first = label_ids.get(example.label[word], IGNORE_INDEX) if has_label else IGNORE_INDEX
                     labels += [first] + [IGNORE_INDEX] * (len(word_ids[word]) - 1)
                     input_ids += word_ids[word]
                 input_ids.append(self.tokenizer.sep_id)

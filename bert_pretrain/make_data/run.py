@@ -174,6 +174,7 @@ def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
     entries = {split: summary.join_split(shards, plan.config) for split, shards in results.items()}
     for split, entry in entries.items():
         num_tokens = sum(each["statistics"]["maskable_tokens"] for each in results[split])
+        entry["statistics"]["documents"] = plan.num_documents(split)
         entry["statistics"]["times_text_is_seen"] = round(num_tokens / max(1, plan.tokens[split]), 4)
         entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     return entries

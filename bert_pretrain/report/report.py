@@ -77,6 +77,7 @@ def _cells(metrics: Metrics) -> list[str]:
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = {**validation, **(training[-1] if training else {})}
     loss, accuracy = validation.get("validation_mlm_loss"), validation.get("validation_nsp_accuracy")
+    counts = validation.get("validation_examples"), validation.get("validation_documents")
     medians = []
     for name in ("tokens_per_second", "mfu"):
         values = [line[name] for line in training if line.get(name) is not None]
@@ -87,7 +88,7 @@ def _cells(metrics: Metrics) -> list[str]:
         (loss, ".3f"),
         (None if loss is None else curves.perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
-        (None if accuracy is None else with_error(accuracy, validation.get("validation_examples")), ""),
+        (None if accuracy is None else with_error(accuracy, *counts), ""),
         (medians[0], ",.0f"),
         (medians[1], ".1%"),
     )

@@ -164,7 +164,7 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     for number, token in enumerate(tokens, start=1):
         if not is_storable(token):
             what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
-            raise DataError(f"a token {what}", where=f"{path}: line {number}", remedy="write one token per line")
+            raise DataError(f"token {number} {what}", where=str(path), remedy="remove it, or restore the file")
     return tokens
 
 

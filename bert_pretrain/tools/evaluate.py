@@ -70,7 +70,7 @@ def _report(metrics: Mapping[str, float], groups: Mapping[str, Mapping[str, floa
     for name, value in metrics.items():
         shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
         if name == "nsp_accuracy":
-            shown = with_error(value, int(metrics["examples"]), ".4f")
+            shown = with_error(value, metrics["examples"], metrics.get("documents"), ".4f")
         print(f"{name:<24}{shown:>16}")
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)

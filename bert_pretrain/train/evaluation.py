@@ -59,6 +59,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
     metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype)
+    if (documents := folder.num_documents(split)) is not None:
+        metrics["documents"] = documents
     return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 
 

@@ -70,7 +70,7 @@ class RunLog:
     def validation(self, step: int, metrics: dict[str, float] | None) -> None:
         """Log the metrics of an evaluation, if there was one."""
         if metrics is not None:
-            names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples")
+            names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples", "documents")
             self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
 
     @property

@@ -56,6 +56,7 @@ def model_card(
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
     train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
     evaluated = (validation or {}).get("validation_examples") or held_out
+    documents = run.data.num_documents("validation")
     loss = next((result.metric_value for result in results), None)
     inputs = [_public_name(source) for source in manifest["inputs"] if source["split"] == "train"]
     if run.length.steps is None:
@@ -72,7 +73,7 @@ def model_card(
         is_final=is_final,
         rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         has_curves=has_curves, warning=warning, held_out=held_out, evaluated=evaluated,
-        metrics=[(result.metric_name, _formatted(result, evaluated)) for result in results],
+        metrics=[(result.metric_name, _formatted(result, evaluated, documents)) for result in results],
         use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
         evaluated_step=validation["step"] if results and validation else None,
         inputs=inputs[:MAX_INPUTS], more_inputs=max(0, len(inputs) - MAX_INPUTS),
@@ -127,10 +128,10 @@ def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult
     ]  # fmt: skip
 
 
-def _formatted(result: EvalResult, evaluated: int) -> str:
+def _formatted(result: EvalResult, evaluated: int, documents: int | None) -> str:
     form = {"loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}[result.metric_type]
     if result.task_type == "text-classification" and result.metric_type == "accuracy":
-        return with_error(result.metric_value, evaluated, form)
+        return with_error(result.metric_value, evaluated, documents, form)
     return format(result.metric_value, form)
 
 

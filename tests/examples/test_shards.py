@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.examples import Examples, Masks, concatenate
+from bert_pretrain.examples.examples import Examples, Masks, concatenate, with_error
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, content_hash, read_shard, write_shard
 from bert_pretrain.inspect.inspect import inspect
 from bert_pretrain.io.files import read_json, sha256_file, write_checked_json
@@ -183,3 +183,19 @@ def test_an_invalid_manifest_is_an_error(data_folder: Path, tmp_path: Path, keys
             read(folder)
         assert error.value.where == str(folder / "manifest.json")
         assert ".".join(map(str, keys)) in error.value.what
+
+
+@pytest.mark.parametrize(
+    ("examples", "documents", "expected"),
+    [
+        (400, None, "64.0% ± 2.4%"),
+        (400, 400, "64.0% ± 2.4%"),
+        (400, 20, "64.0% ± 3.0%"),  # 20 pairs of each document count as 400 / 1.57 pairs
+        (1302, 20, "63.2% ± 2.3%"),
+        (1302, 600, "63.2%"),
+        (None, None, "64.0%"),
+    ],
+)
+def test_standard_errors_count_documents(examples: int | None, documents: int | None, expected: str) -> None:
+    accuracy = 0.632 if examples == 1302 else 0.64
+    assert with_error(accuracy, examples, documents) == expected

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import LabelledInput
+from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, entity_scores, split_sentence
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -98,3 +98,20 @@ def test_numbers_are_named_by_the_option_or_the_dataset(read, tokenizer, tmp_pat
     for name in ("a.parquet", "saved"):
         (example,) = Tag(Settings(), tokenizer).read(LabelledInput(str(tmp_path / name), "--train"))
         assert example.label == ["B-PER", "O"]
+
+
+def test_a_rare_tag_without_training_rows_counts_as_wrong(tokenizer, capsys) -> None:
+    def example(tags: list[str]) -> Example:
+        return Example(0, "rows: line 1", {}, inputs={"tokens": ["anna"] * len(tags)}, label=tags)
+
+    task = Tag(Settings().resolve("tag", 128), tokenizer)
+    task.has_plain_tags = True
+    other = example(["NOUN"] * 198 + ["VERB", "INTJ"])
+    task.set_labels([example(["NOUN", "VERB"])], [other])
+    assert task.labels == ["NOUN", "VERB"]
+    assert "tags without training rows, counted as wrong: INTJ" in capsys.readouterr().out
+    labels = [label for window in task.encode([other], "test") for label in window.labels["labels"]]
+    assert (labels.count(0), labels.count(1)) == (198, 1)
+    assert task.score([other], [["NOUN"] * 198 + ["VERB", "NOUN"]])["f1"] == pytest.approx(0.995)
+    with pytest.raises(InputError, match="the tag 'INTJ' does not occur in the training rows"):
+        task.set_labels([example(["NOUN", "VERB"])], [example(["NOUN", "INTJ"])])

@@ -29,7 +29,7 @@ TRAINING_NAMES = [
 ]
 VALIDATION_NAMES = [
     *("step", "validation_mlm_loss", "validation_mlm_accuracy", "validation_nsp_loss", "validation_nsp_accuracy"),
-    *("validation_examples", "time", "host", "job"),
+    *("validation_examples", "validation_documents", "time", "host", "job"),
 ]
 
 
