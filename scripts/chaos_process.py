@@ -50,9 +50,13 @@ def import_packages(
     for name in libraries:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
-    if len([name for name in threads if name != "jemalloc_bg_thd"]) > 1:  # jemalloc restarts this one after a fork
-        raise RuntimeError(f"imports have started threads: {threads}")
+    names_of_threads = [
+        Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
+    ]
+    if (
+        len([name for name in names_of_threads if name != "jemalloc_bg_thd"]) > 1
+    ):  # jemalloc restarts this one after a fork
+        raise RuntimeError(f"imports have started threads: {names_of_threads}")
     gc.collect()
     gc.freeze()  # otherwise garbage collection in a child copies all pages of the parent
 

@@ -14,7 +14,7 @@ UNSEEN_COUNT = 0.1  # count of a token that does not occur, so that the logarith
 DOCUMENT_CORRELATION = 0.03  # of correct predictions in one document: mean of three models, 1,302 pairs, 27 documents
 
 
-def with_error(accuracy: float, examples: int | None, documents: int | None, form: str = ".1%") -> str:
+def with_error(accuracy: float, examples: float | None, documents: float | None, form: str = ".1%") -> str:
     """Format an accuracy, with its standard error if that is as large as for 500 independent examples or larger.
 
     The examples of one document are alike, so they count less (Kish, 1965: the design effect of clusters).
