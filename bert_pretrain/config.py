@@ -22,7 +22,6 @@ from pydantic import (
 from bert_pretrain.errors import ConfigError
 
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 64 << 20  # the minimum of `data.max_record_bytes`, and its default
-DEFAULT_MAX_STEPS = 100_000
 DEFAULT_EVAL_EVERY = 1000
 AUTO_LANGUAGE = "auto"
 SINGLE_CHARACTERS = "characters"  # a value of `data.word_segmenter`
@@ -213,7 +212,7 @@ class DataConfig(_Section):
     """Random seed of pairs, masks, order and the validation split."""
 
     @model_validator(mode="after")
-    def _segments_for_masking(self) -> "DataConfig":
+    def _segmenter_needs_whole_words(self) -> "DataConfig":
         if self.word_segmenter and not self.whole_word_mask:
             raise ValueError(f"word_segmenter {self.word_segmenter} requires whole_word_mask: true")
         return self
@@ -331,7 +330,7 @@ class TrainConfig(_Section):
         """Number of steps of the run, or None if it depends on the data or the clock."""
         if self.max_epochs is not None or self.time_budget is not None:
             return None
-        return self.max_steps or DEFAULT_MAX_STEPS
+        return self.max_steps or 100_000
 
     def check_warmup(self, steps: int | None, where: str = "train.warmup_steps") -> None:
         """Raise ConfigError if `warmup_steps` exceed a schedule of `steps`, or if `steps` is None (a time budget)."""

@@ -215,7 +215,7 @@ def preset_paths() -> dict[str, Path]:
 
 
 def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places, *, by_clock: bool) -> None:
-    """Raise ConfigError if a warm-up is longer than the schedule, which all phases share, and both are known."""
+    """Raise ConfigError for `warmup_steps` with a time limit, or more of them than the steps of all phases together."""
     steps = [train.planned_steps for _, train in stages]
     total = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
@@ -228,7 +228,7 @@ def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places,
 
 
 def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
-    """Raise ConfigError if the command line or a layer over the phases sets a key that every phase overrides."""
+    """Raise ConfigError if the command line or a layer after the phases sets a key that every phase overrides."""
     last = max(number for number, (layer, _) in enumerate(layers) if layer.get("phases") is not None)
     for layer, places in layers[last + 1 :] or layers[-1:]:
         for section in ("data", "train"):
@@ -246,7 +246,7 @@ def _place(places: Places, path: KeyPath) -> str:
 
 
 def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigError:
-    """Convert the first validation error to a ConfigError. `prefix` is the path of the phase, if it is in one."""
+    """Convert the first validation error to a ConfigError. `prefix` is the path of its phase, if any."""
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
     # Pydantic appends union members and list indices, which are not keys.

@@ -55,7 +55,8 @@ class Interrupted(Exception):
 def first_problem(error: "ValidationError") -> str:
     """Return the first validation error as text, such as `hidden_size is -16; it should be greater than 0`."""
     problem = error.errors()[0]
-    key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+    key = ".".join(map(str, problem["loc"])) or "the content"
+    message = problem["msg"].removeprefix("Value error, ")
     expected = message.removeprefix("Input ")
     return f"{key}: {message}" if expected == message else f"{key} is {repr(problem['input'])[:80]}; it {expected}"
 

@@ -113,10 +113,10 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
             shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(sampled), config.data)[1])
         sizes = [os.path.getsize(sample) for sample in inputs]
-        # `source.fraction` is below 1 only with few inputs; with many, `sources` has a fraction of the inputs.
+        # `sources` are the inputs to read, and `source.fraction` is the share of each to read.
         total = sum(source.fraction * size / share for source, size, share in zip(sampled, sizes, shares, strict=True))
         scale = len(sources) / len(sampled) * total / max(1, sum(sizes))
-        # Keys that do not apply to the samples, which have other names and are in UTF-8.
+        # These keys do not apply to the samples, which have other names and are in UTF-8.
         changes: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
         if isinstance(config.data.document_boundary, dict):
             changes["document_boundary"] = "auto"
@@ -173,8 +173,8 @@ def _check(config: Config) -> None:
 def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:
     """Set the time budget of a training from the time that is left.
 
-    `shares` are the relative shares of this training and all later ones. Time that this training used before an
-    interruption counts. Too little time is an error before the first training; later ones are only shortened.
+    `shares` are the relative shares of this training and all later ones. The budget includes the time that the training
+    used before an interruption. If too little time is left, the first training is an error; later ones are shortened.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration
@@ -194,7 +194,7 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
-    """Count the steps of phases consecutively, with one learning rate schedule over all phases."""
+    """Return the stages with steps that are counted across phases, and with one learning rate schedule for all."""
     from bert_pretrain.train.schedule import run_length
 
     lengths = (
@@ -222,13 +222,13 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print validation metrics before and after training, draw the curves, and show how to load the model."""
     records = [read_record(run) for run in runs]
     title = names_of_pairs(records)[1]
-    nothing = "there is no validation split, so nothing was evaluated"
+    reason = "there is no validation split, so nothing was evaluated"
     try:
         metrics = [read_metrics(run) for run in runs]
     except DataError as error:  # the run itself has finished
-        metrics, nothing = [[] for _ in runs], f"no metrics: {error}"
+        metrics, reason = [[] for _ in runs], f"no metrics: {error}"
     evaluations = [[line for line in lines if "validation_mlm_loss" in line] for lines in metrics]
-    print(f"\nheld out            MLM loss   MLM accuracy   {title}" if any(evaluations) else f"\n{nothing}")
+    print(f"\nheld out            MLM loss   MLM accuracy   {title}" if any(evaluations) else f"\n{reason}")
     for run, lines in zip(runs, evaluations, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when

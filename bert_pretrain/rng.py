@@ -29,7 +29,7 @@ class Permutation:
     """A pseudo-random permutation of `range(size)` that is computed per element, without a table.
 
     A Feistel network with four rounds permutes the range up to the next power of four. It is applied again until the
-    value is below `size`. A shard can so compute its few values out of billions.
+    value is below `size`. So a shard can compute its few values out of billions.
     """
 
     def __init__(self, size: int, seed: int, purpose: str, **coordinates: int | str) -> None:

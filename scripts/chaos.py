@@ -191,6 +191,8 @@ def _run_damaged(trial: Trial, files: Sequence[Path]) -> str:
     if is_unrepaired and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
         if chaos_trial.NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
             return UNCHECKED
+        if any(line.startswith("warning: ") and file.name in line for line in child.stdout().splitlines()):
+            return MESSAGE
         raise Defect(SILENT, f"{how}: not repaired, exit code 0")
     if differences:
         raise Defect(SILENT, f"{how}: accepted, other bytes: {', '.join(differences[:4])}")

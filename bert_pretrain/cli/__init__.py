@@ -54,7 +54,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # __main__.py has ended the process at SIGINT so far
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # replaces the handler of __main__.py
     if "OMP_WAIT_POLICY" not in os.environ:
         # OpenMP threads that spin at a barrier make training several times slower next to another busy process.
         # Waking a sleeping thread takes longer than most operations of a small network, so threads spin briefly first.
@@ -65,7 +65,7 @@ def main() -> None:
     code: Any = 0
     try:
         try:
-            app(prog_name=app.info.name)  # without the name, completion under `python -m` would be for another program
+            app(prog_name=app.info.name)  # shell completion needs this name under `python -m`
         finally:
             _restore_default_signals()
     except (Terminated, KeyboardInterrupt) as interruption:  # before a command started, or after it ended

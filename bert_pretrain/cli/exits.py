@@ -17,7 +17,7 @@ from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
 from bert_pretrain.io.files import is_url
 
-_WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")
+_WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Messages of torch's allocators, oneDNN, the dynamic linker and threading.
 _OUT_OF_MEMORY = re.compile(
     "can't allocate memory|CUDA out of memory|could not create a (primitive|memory)|"
@@ -88,7 +88,7 @@ def _signals_module() -> Any:
 
 
 def _next_step(command: str, run: Path | None) -> str:
-    """Return a text that says what the same command would do next."""
+    """Describe what the same command would do if it were repeated."""
     if run is not None:
         if step := _signals_module().newest_step(run):
             return f"the same command, without --overwrite, continues from step {step}"
@@ -123,7 +123,7 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
 
 
 def _system_error(error: BaseException, next_step: str, output: str) -> UserError | None:
-    """Return a user error for what the operating system refused, None for a bug."""
+    """Return a user error if the system refused memory, a file or a thread; return None for a bug."""
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         number = errno.ENOMEM
@@ -147,7 +147,7 @@ def _system_error(error: BaseException, next_step: str, output: str) -> UserErro
 def flush_output() -> bool:
     """Flush standard output and return whether that worked.
 
-    After a failure the rest goes to the null device, because the interpreter would flush again at exit and complain.
+    After a failure, redirect it to the null device, because the interpreter flushes again at exit.
     """
     try:
         if sys.stdout is not None:  # None if the descriptor was closed at the start

@@ -1,4 +1,4 @@
-"""Helpers of several commands: imports inside a command, and the configuration for inference."""
+"""Functions shared by several commands: imports inside a command, and the model and configuration for inference."""
 
 import contextlib
 import signal
@@ -19,21 +19,20 @@ def seconds_since_start() -> float:
 
 
 @contextlib.contextmanager
-def importing(*, with_pandas: bool = True) -> Iterator[None]:
-    """Block signals while a command imports modules, because an interrupted import may be left broken.
+def importing() -> Iterator[None]:
+    """Block signals while a command imports modules, because an interrupted import may leave a module broken.
 
-    `with_pandas` also imports pandas, which pyarrow would otherwise import at its first use, with signals enabled.
+    Also import pandas, which pyarrow would otherwise import at its first use, with signals enabled.
     """
     with blocked_signals():
-        if with_pandas:
-            with contextlib.suppress(ImportError):
-                import pandas  # type: ignore[import-untyped]  # noqa: F401
+        with contextlib.suppress(ImportError):
+            import pandas  # type: ignore[import-untyped]  # noqa: F401
         yield
 
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block SIGINT and SIGTERM; they arrive when the context ends."""
+    """Block SIGINT and SIGTERM; they arrive when the context ends. Imports without pyarrow need only this."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -42,8 +41,8 @@ def blocked_signals() -> Iterator[None]:
 
 
 def bert_folder(model: Path, flag: str = "MODEL") -> Path:
-    """Return the local folder of a BERT model; check its sizes, headers and checksums before torch is imported."""
-    with importing(with_pandas=False):
+    """Return the local folder of a BERT model, after checks of its files that need no torch."""
+    with blocked_signals():
         from bert_pretrain.model.folder import CONFIG, check_model, read_config
         from bert_pretrain.model.hub import model_folder
     folder = model_folder(model, flag)
@@ -59,11 +58,10 @@ def inference_config(
     """Return the configuration of a command that uses a model."""
     from bert_pretrain.config_file import load_config
 
-    return load_config(
-        flags={
-            "train.device": ("--device", device),
-            "train.precision": ("--precision", precision),
-            "data.text_field": ("--text-field", text_field),
-            "data.encoding": ("--encoding", encoding),
-        }
-    )
+    flags = {
+        "train.device": ("--device", device),
+        "train.precision": ("--precision", precision),
+        "data.text_field": ("--text-field", text_field),
+        "data.encoding": ("--encoding", encoding),
+    }
+    return load_config(flags=flags)

@@ -75,10 +75,10 @@ def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
 
 
 class SuggestingCommand(TyperCommand):
-    """A command that suggests an option for an unknown one, such as `--lr` in other programs."""
+    """A command that suggests an existing option for an unknown one, such as `--learning-rate` for `--lr`."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of arguments and options; each task has a section for its options."""
+        """Write the help of arguments and options; each panel is a section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"

@@ -3,21 +3,18 @@
 Each command turns its flags into a configuration and calls the stage.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, importing, seconds_since_start
+from bert_pretrain.cli.loading import bert_folder, blocked_signals, importing, seconds_since_start
 from bert_pretrain.cli.options import argument, option, presets, switch, training_flags
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
-
-Flags = Mapping[str, tuple[str, object]]
 
 
 def vocab(
@@ -42,7 +39,7 @@ def vocab(
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab
     """
-    with importing(with_pandas=False):
+    with blocked_signals():
         from bert_pretrain.config_file import load_config
         from bert_pretrain.model.hub import model_folder
         from bert_pretrain.vocab.run import make_vocab
@@ -93,7 +90,7 @@ def make_data(
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
-    with importing(with_pandas=False):
+    with blocked_signals():
         from bert_pretrain.config_file import load_config
         from bert_pretrain.make_data.run import make_data as run_make_data
         from bert_pretrain.model.hub import model_folder
@@ -143,7 +140,7 @@ def train(
     """
     flags = training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, time=time)
     flags["train.teacher"] = ("--teacher", teacher)
-    with importing(with_pandas=False):
+    with blocked_signals():
         from bert_pretrain.config_file import load_config
         from bert_pretrain.train.inputs import check_inputs
     loaded = load_config(config, settings or (), flags, with_phases=False)
@@ -196,22 +193,22 @@ def run(
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings or (), flags)
     _check_auto(loaded, machine, is_auto=is_auto)
-    options: dict[str, Any] = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
+    if is_auto:
+        with blocked_signals():
+            from bert_pretrain.plan import auto  # imports torch
+    options: dict[str, Any] = {"settings": settings or (), "flags": flags, "machine": machine, "overwrite": overwrite}
     if dry_run and is_auto:
-        _plan(loaded, folder, settings, flags, **options)
+        auto.planned_config(loaded, folder, **options, dry_run=True)
     elif dry_run:
         pipeline.dry_run(loaded, workers=workers)
     else:
         place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
         with pipeline.working_folder(loaded, folder, overwrite=overwrite):
             if is_auto:
-                loaded = _plan(loaded, folder, settings, flags, **options)
+                loaded = auto.planned_config(loaded, folder, **options)
             model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
-            if is_auto:
-                from bert_pretrain.plan.auto import compare
-
-                if line := compare(folder, model.parent):
-                    print(line)
+            if is_auto and (line := auto.compare(folder, model.parent)):
+                print(line)
 
 
 def _check_auto(loaded: "Config", machine: str | None, *, is_auto: bool) -> None:
@@ -221,15 +218,6 @@ def _check_auto(loaded: "Config", machine: str | None, *, is_auto: bool) -> None
     if is_auto and (not loaded.inputs or loaded.time is None):
         remedy = "write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine"
         raise ConfigError("auto needs input text and a time", where="run auto", remedy=remedy)
-
-
-def _plan(loaded: "Config", output: Path, settings: list[str] | None, flags: Flags, **options: Any) -> "Config":
-    """Print and return the configuration that `run auto` plans for the inputs and the time of `loaded`."""
-    from bert_pretrain.plan.auto import planned_config
-
-    assert loaded.time is not None
-    other_flags = {key: value for key, value in flags.items() if key not in ("inputs", "time")}
-    return planned_config(loaded.inputs, loaded.time, output, settings=settings or (), flags=other_flags, **options)
 
 
 def config(

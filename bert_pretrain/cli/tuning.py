@@ -15,42 +15,35 @@ FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: by th
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
 _RATES = "Learning rate; auto: by width and scale of the model; several: the best is kept."
-Rates = Annotated[str, option(_RATES, "auto|RATE,...")]
-Baselines = Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")]
-NoBaseline = Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")]
-Regression = Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")]
-TagNames = Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")]
-Stride = Annotated[int | None, option("Tokens shared by neighbouring windows of a long context.", panel="answer")]
 _ANSWER = "Longest answer in tokens; default: the length that 99 % of the training answers fit in."
-MaxAnswer = Annotated[int | None, option(_ANSWER, panel="answer")]
 
 
 def finetune(
     task: Annotated[str, argument("TASK", "classify, tag or answer.")],
     model: cli.Model,
-    train: Annotated[str, option("Labelled rows: a file, or dataset:NAME.", "INPUT")],
+    train: Annotated[str, option("Labeled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
     validation: Annotated[str | None, option("Rows to select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
-    learning_rate: Rates = "auto",
+    learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
     epochs: Annotated[int | None, option("Passes over the rows; default: by their number.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
     max_length: Annotated[int | None, option("Tokens per window; default: 128, for answer 384.")] = None,
     dropout: Annotated[float | None, option("Dropout; default: that of the model.")] = None,
-    baselines: Baselines = False,
-    no_baseline: NoBaseline = False,
+    baselines: Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")] = False,
+    no_baseline: Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")] = False,
     seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
     text_field: Annotated[str, option("Column of the text.", panel="classify")] = DEFAULT.text_field,
     pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
     label_field: Annotated[str, option("Column of the label.", panel="classify")] = DEFAULT.label_field,
-    regression: Regression = False,
+    regression: Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")] = False,
     tokens_field: Annotated[str, option("Column of the words.", panel="tag")] = DEFAULT.tokens_field,
     tags_field: Annotated[str, option("Column of the BIO tags.", panel="tag")] = DEFAULT.tags_field,
-    tag_names: TagNames = None,
-    stride: Stride = None,
-    max_answer_length: MaxAnswer = None,
+    tag_names: Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")] = None,
+    stride: Annotated[int | None, option("Tokens shared by adjacent windows of a context.", panel="answer")] = None,
+    max_answer_length: Annotated[int | None, option(_ANSWER, panel="answer")] = None,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
     encoding: cli.Encoding = None,
@@ -126,7 +119,7 @@ def predict(
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    """Parse `--learning-rate`; `auto` gives no rates."""
+    """Parse `--learning-rate`; return no rates for `auto`."""
     try:
         return () if text == "auto" else tuple(float(rate) for rate in text.split(","))
     except ValueError as error:

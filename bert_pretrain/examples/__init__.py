@@ -1,1 +1,1 @@
-"""Training examples: arrays in memory, masked language modelling, and Parquet shards on disk."""
+"""Training examples: arrays in memory, masked language modeling, and Parquet shards on disk."""

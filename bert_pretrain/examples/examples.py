@@ -10,14 +10,14 @@ import numpy as np
 
 from bert_pretrain.text import ragged
 
-UNSEEN_COUNT = 0.1  # count of a token that does not occur, so that the logarithm of its frequency is finite
+UNSEEN_COUNT = 0.1  # added to the count of each token, so that the logarithm of its frequency is finite
 DOCUMENT_CORRELATION = 0.03  # of correct predictions in one document: mean of three models, 1,302 pairs, 27 documents
 
 
 def with_error(accuracy: float, examples: float | None, documents: float | None, form: str = ".1%") -> str:
-    """Format an accuracy, with its standard error if that is as large as for 500 independent examples or larger.
+    """Format an accuracy, with its standard error if it is computed from fewer than 500 independent examples.
 
-    The examples of one document are alike, so they count less (Kish, 1965: the design effect of clusters).
+    The examples of one document are correlated, so they count less (Kish, 1965: the design effect of clusters).
     """
     per_document = examples / documents if examples and documents else 1.0
     independent = (examples or 0) / (1 + DOCUMENT_CORRELATION * max(0.0, per_document - 1))
@@ -44,15 +44,15 @@ class Masks:
 class Examples:
     """A table of `rows` examples. The offsets delimit each example in the flat arrays.
 
-    The label of a pair is 0 where B follows A and 1 where it does not, as in google-research/bert. For sentence order
-    it is 0 where A and B are in order and 1 where they are swapped.
+    The label of a pair is 0 if B follows A and 1 if it does not, as in google-research/bert. For sentence order, it is
+    0 if A and B are in order and 1 if they are swapped.
     """
 
     input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536; masked if there are masks
     offsets: np.ndarray  # (rows + 1,) int64
     segment_b_start: np.ndarray  # (rows,) uint16: index of B's first token in the example; its length if there is no B
-    masks: Masks | None = None  # None where masks are drawn during training (`masking: dynamic`)
-    next_sentence_label: np.ndarray | None = None  # (rows,) uint8; None where there are no pairs
+    masks: Masks | None = None  # None if masks are drawn during training (`masking: dynamic`)
+    next_sentence_label: np.ndarray | None = None  # (rows,) uint8; None if there are no pairs
     # (tokens,) bool: a word starts here; None unless dynamic whole-word masking needs more than the `##` prefixes
     starts_word: np.ndarray | None = None
 
@@ -93,7 +93,7 @@ class Examples:
         )
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return every array by name. Two tables are equal if their columns are."""
+        """Return all arrays by name. Two tables are equal if their columns are equal."""
         masks = self.masks
         columns: dict[str, np.ndarray | None] = {
             "input_ids": self.input_ids,

@@ -1,8 +1,8 @@
-"""Masked language modelling (Devlin et al., 2018, section 3.1, task 1): choose the tokens to predict and replace them.
+"""Masked language modeling (Devlin et al., 2018, section 3.1, task 1): choose the tokens to predict and replace them.
 
-All tokens but [CLS], [SEP] and [PAD] are maskable. 15 % of them, rounded and at least one, are masked: 80 % become
-[MASK], 10 % become a random word piece, 10 % stay as they are. Whole-word masking masks all tokens of a word together
-and still draws 80/10/10 for each token, as in google-research/bert.
+All tokens except [CLS], [SEP] and [PAD] are maskable. By default, 15% of them (rounded, at least one) are masked: 80%
+become [MASK], 10% become a random word piece, and 10% do not change. Whole-word masking masks all tokens of a word
+together, and still draws 80/10/10 for each token, as in google-research/bert.
 `mask` in `tests/make_data/reference.py` implements the same rule in plain Python.
 """
 
@@ -21,7 +21,7 @@ _BLOCK_ROWS = 2048
 def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator) -> Examples:
     """Return the examples with masks, and without `starts_word`.
 
-    A word starts where `examples.starts_word` is True or, if it is None, at every token without `##`.
+    Whole-word masking takes word starts from `examples.starts_word` or, if it is None, from all tokens without `##`.
     """
     input_ids, offsets = examples.input_ids, examples.offsets
     maskable = np.ones(len(input_ids), dtype=bool)
@@ -54,7 +54,7 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
 
 def num_to_mask(num_maskable: np.ndarray, config: DataConfig) -> np.ndarray:
     """Return the number of tokens to mask in each example, given its number of maskable tokens."""
-    limit = config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
+    limit = config.max_predictions_per_seq or int(np.ceil(config.masked_lm_prob * config.max_seq_length))
     wanted = np.maximum(1, np.rint(num_maskable * config.masked_lm_prob).astype(np.int64))
     return np.minimum(np.minimum(wanted, limit), num_maskable)
 
@@ -71,8 +71,8 @@ def _replacements(originals: np.ndarray, tokenizer: Tokenizer, rng: np.random.Ge
 def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Return random sort keys, (rows, columns), and the bit mask that extracts the column from a key.
 
-    The lowest bits of a key hold its column, so keys are unique and sort alike on every processor. Non-candidates have
-    the largest key. Few columns leave enough random bits in 32-bit keys, which sort twice as fast.
+    The lowest bits of a key hold its column, so the keys of a row are unique and every processor sorts them alike.
+    Non-candidates have the largest key. Up to 512 columns leave enough random bits in 32-bit keys, which sort faster.
     """
     rows, columns = is_candidate.shape
     column_bits = max(1, (columns - 1).bit_length())
@@ -87,7 +87,7 @@ def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np
 
 
 def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Pad lists of booleans with False to a matrix (rows, longest)."""
+    """Return ragged booleans as a matrix (rows, length of the longest row), padded with False."""
     lengths = np.diff(offsets)
     matrix = np.zeros((len(lengths), int(lengths.max())), dtype=bool)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = values
@@ -110,11 +110,11 @@ def _choose_tokens(candidates: np.ndarray, limit: np.ndarray, rng: np.random.Gen
 def _choose_words(
     candidates: np.ndarray, starts: np.ndarray, limit: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choose random words of each row while they fit into its limit, (rows, columns) bool.
+    """Choose random words of each row that fit into its limit, (rows, columns) bool.
 
-    If not even the shortest word fits, choose one token, so that every example has a prediction.
+    If no word fits, choose one random token, so that every example has a prediction.
     """
-    # A segment may start with a `##` token, because a window can start inside a word. Such a token starts a word here.
+    # A segment can start inside a word, so its first token may have `##`. Such a token starts a word here.
     starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
     word = np.cumsum(starts, axis=1) - 1  # (rows, columns): the number of each token's word
     rows, num_words = len(starts), int(starts.sum(axis=1).max())

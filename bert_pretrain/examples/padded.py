@@ -1,6 +1,6 @@
 """Padded batches for other training loops, named like the arguments of `transformers`.
 
-For the same seed, an epoch of the training split has the same order and masks as in `train`.
+With the same seed, an epoch of the training split has the same order and masks as in the command `train`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ NOT_PREDICTED = -100  # the label that PyTorch's cross-entropy ignores
 
 
 class PaddedBatch(dict[str, Tensor]):
-    """A batch of examples as arguments of `transformers` models. A `DataLoader` must not collate it again."""
+    """A batch of examples as arguments of `transformers` models. A `DataLoader` must not batch it again."""
 
 
 def _refuse_to_batch(*_: object, **__: object) -> NoReturn:
@@ -40,14 +40,14 @@ default_collate_fn_map[PaddedBatch] = _refuse_to_batch
 class PaddedBatches(IterableDataset[PaddedBatch]):
     """One epoch of a split in padded batches, see `DataFolder.loader`.
 
-    In a `torch.utils.data.DataLoader` with `batch_size=None`, the workers divide the batches among themselves.
+    In a `torch.utils.data.DataLoader` with `batch_size=None`, each worker yields a part of the batches.
     """
 
     def __init__(self, data: DataFolder, split: str, *, batch_size: int, epoch: int, seed: int, padding: str) -> None:
         """Check the arguments of `DataFolder.loader`."""
-        _check_choice("split", split, ("train", "validation"))
-        _check_choice("padding", padding, ("longest", "max_length"))
-        _check_integer("batch_size", batch_size, minimum=1)
+        _check("split", split, split in ("train", "validation"), "'train' or 'validation'")
+        _check("padding", padding, padding in ("longest", "max_length"), "'longest' or 'max_length'")
+        _check("batch_size", batch_size, isinstance(batch_size, int) and batch_size >= 1, "an integer of at least 1")
         self.split, self.batch_size = split, batch_size
         self.set_epoch(epoch)
         self._data, self._num_rows = data, data.rows(split)
@@ -57,7 +57,7 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. `transformers.Trainer` calls this."""
-        _check_integer("epoch", epoch, minimum=0)
+        _check("epoch", epoch, isinstance(epoch, int) and epoch >= 0, "an integer of at least 0")
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -78,20 +78,20 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
         """Yield each batch as rows of shards."""
         if self._shuffled is not None:
             for first in range(0, self._num_rows, self.batch_size):
-                count = min(self.batch_size, self._num_rows - first)
-                yield self._shuffled.take(self.epoch * self._num_rows + first, count)
+                num_rows = min(self.batch_size, self._num_rows - first)
+                yield self._shuffled.take(self.epoch * self._num_rows + first, num_rows)
             return
         parts: list[Rows] = []
-        missing = self.batch_size
+        num_missing = self.batch_size
         for record in self._data.shards(self.split):
             shard, start = read_shard(self._data.path, record), 0
             while start < len(shard):
-                rows = np.arange(start, min(start + missing, len(shard)))
+                rows = np.arange(start, min(start + num_missing, len(shard)))
                 parts.append((shard, rows))
-                start, missing = start + len(rows), missing - len(rows)
-                if not missing:
+                start, num_missing = start + len(rows), num_missing - len(rows)
+                if not num_missing:
                     yield parts
-                    parts, missing = [], self.batch_size
+                    parts, num_missing = [], self.batch_size
         if parts:
             yield parts
 
@@ -99,9 +99,9 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
 def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     """Return masked examples as arguments of `transformers.BertForPreTraining`, see `DataFolder.loader`."""
     assert examples.masks is not None
-    numbers = np.arange(len(examples))
-    rows, columns = np.repeat(numbers, examples.lengths), ragged.positions_within(examples.offsets)
-    masked_rows = np.repeat(numbers, np.diff(examples.masks.offsets))
+    indices = np.arange(len(examples))
+    rows, columns = np.repeat(indices, examples.lengths), ragged.positions_within(examples.offsets)
+    masked_rows = np.repeat(indices, np.diff(examples.masks.offsets))
     fills = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": NOT_PREDICTED}
     batch = {name: np.full((len(examples), length), fill, dtype=np.int64) for name, fill in fills.items()}
     batch["input_ids"][rows, columns] = examples.input_ids
@@ -113,11 +113,6 @@ def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     return PaddedBatch({name: torch.from_numpy(values) for name, values in batch.items()})
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give {' or '.join(map(repr, choices))}")
-
-
-def _check_integer(name: str, value: object, *, minimum: int) -> None:
-    if not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give an integer of at least {minimum}")
+def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give {expected}")

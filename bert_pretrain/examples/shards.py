@@ -1,4 +1,4 @@
-"""A data folder: Parquet shards of examples, written atomically, read as columns and checked against the manifest."""
+"""Data folders: Parquet shards of examples, written atomically, read as columns and checked against the manifest."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from bert_pretrain.examples.padded import PaddedBatches
 
-# What pyarrow raises for files that are not Parquet. ValueError: a column name that is not UTF-8.
+# Raised by pyarrow for files that are not Parquet. ValueError: a column name is not UTF-8.
 PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
@@ -98,7 +98,7 @@ class DataFolder:
         """
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
-        with ThreadPoolExecutor(16) as readers:  # thousands of small shards on a slow disk are a matter of latency
+        with ThreadPoolExecutor(16) as readers:  # hides the latency of a slow disk with thousands of shards
             damages = readers.map(partial(damage_of, path, check_hash=verify), records)
             for record, damage in zip(records, damages, strict=True):
                 if damage is not None:
@@ -106,7 +106,7 @@ class DataFolder:
         return folder
 
     def shards(self, split: str) -> list[ShardRecord]:
-        """Return the shard records of `train` or `validation`, in order. Empty if there is no such split."""
+        """Return the shard records of a split, `train` or `validation`, in order. Empty if there is no such split."""
         return [ShardRecord(**record) for record in self.manifest["splits"].get(split, {}).get("shards", [])]
 
     def rows(self, split: str) -> int:
@@ -114,9 +114,8 @@ class DataFolder:
         return sum(record.rows for record in self.shards(split))
 
     def num_documents(self, split: str) -> int | None:
-        """Return the number of documents of a split, or None if the folder was written before they were counted."""
-        number: int | None = self.manifest["splits"].get(split, {}).get("statistics", {}).get("documents")
-        return number
+        """Return the number of documents of a split, or None if it is unknown, as in folders of older versions."""
+        return self.manifest["splits"].get(split, {}).get("statistics", {}).get("documents")
 
     def mean_tokens(self, split: str) -> float:
         """Return the mean number of tokens per example of a split, 0 if it is empty."""
@@ -148,7 +147,7 @@ class DataFolder:
         return PaddedBatches(self, split, batch_size=batch_size, epoch=epoch, seed=seed, padding=padding)
 
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer of these examples from its copy in the folder."""
+        """Load the tokenizer of these examples from the data folder."""
         tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
         if tokenizer.hash != self.manifest["tokenizer"].get("hash"):
             raise DataError(
@@ -177,7 +176,7 @@ class DataFolder:
 
     @cached_property
     def content_hash(self) -> str:
-        """A hash of all examples in order, and of the masking rule if masks are drawn during training."""
+        """A hash of all examples in order, and of the masking settings if masks are drawn during training."""
         hashes = [record.content_hash for split in ("train", "validation") for record in self.shards(split)]
         if self.config.masking == "dynamic":
             rule = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
@@ -196,7 +195,7 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
 
 
 def read_shard(folder: Path, record: ShardRecord) -> Examples:
-    """Return the examples of a shard, after a check of its SHA-256, rows and tokens."""
+    """Read the examples of a shard, and check its SHA-256 and its numbers of rows and tokens."""
     damage = damage_of(folder, record, check_hash=True)
     if damage is None:
         try:
@@ -211,9 +210,9 @@ def read_shard(folder: Path, record: ShardRecord) -> Examples:
 
 
 def damage_of(folder: Path, record: ShardRecord, *, check_hash: bool) -> str | None:
-    """Describe how a shard's file differs from its record; None if it does not.
+    """Describe how a shard's file differs from its record, or return None if it does not.
 
-    The size is compared, and either the SHA-256 of all bytes (`check_hash`) or the number of rows.
+    Compares the size, and either the SHA-256 of all bytes (`check_hash`) or the number of rows.
     """
     path = folder / record.path
     try:
@@ -238,7 +237,7 @@ def _damaged(folder: Path, record: ShardRecord, damage: str) -> DataError:
 
 
 def content_hash(examples: Examples) -> str:
-    """Return the SHA-256 of the columns' values, independent of the file format."""
+    """Return the SHA-256 of the columns' values. It does not depend on the file format."""
     digest = hashlib.sha256()
     for name, column in examples.columns().items():
         # Offsets are hashed as lengths. All values are little-endian, so the hash is the same on every machine.
@@ -250,7 +249,7 @@ def content_hash(examples: Examples) -> str:
 
 
 def _to_table(examples: Examples) -> pa.Table:
-    """Return the Parquet table; columns that are None are absent."""
+    """Return the examples as a Parquet table, without the columns that are None."""
     columns = {
         "input_ids": _list_array(examples.input_ids, examples.offsets),
         "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),

@@ -1,7 +1,7 @@
 """The order of the training examples: each epoch shuffles the shards, and the rows within each shard.
 
-The order depends only on data folder, seed and position. Reading can start anywhere and opens only the shards it needs.
-Dynamic masks are drawn for a whole shard when an epoch opens it.
+The order depends only on the data folder, seed and position. Reading can start anywhere, and opens only the shards it
+needs. Dynamic masks are drawn for a whole shard when an epoch opens it.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from bert_pretrain.text import ragged
 
 CACHE_SIZE = 4  # shards in memory: a batch may need two, and another reader may be a batch ahead
 
-Rows = tuple[Examples, np.ndarray]  # a shard and the selected rows of it
+Rows = tuple[Examples, np.ndarray]  # a shard, and the indices of selected rows in it
 Value = TypeVar("Value")
 
 
@@ -25,7 +25,7 @@ class ShuffledExamples:
     """The endless sequence of training examples of a data folder for one seed."""
 
     def __init__(self, data: DataFolder, seed: int) -> None:
-        """Store the order; shards are read and checked by `take`."""
+        """Prepare the order. `take` reads and checks the shards."""
         self.num_rows = data.rows("train")  # examples per epoch
         self._folder, self._config, self._seed = data.path, data.config, seed
         self._records = data.shards("train")
@@ -36,7 +36,7 @@ class ShuffledExamples:
         self._row_orders: dict[tuple[int, int], np.ndarray] = {}
 
     def take(self, first: int, count: int) -> list[Rows]:
-        """Return the examples [first, first + count), counted over all epochs, as rows of shards."""
+        """Return the examples [first, first + count), numbered across all epochs, as rows of shards."""
         parts: list[Rows] = []
         while count:
             epoch, position = divmod(first, self.num_rows)
@@ -46,7 +46,7 @@ class ShuffledExamples:
         return parts
 
     def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the examples [position, position + count) of an epoch as pairs of shard and rows."""
+        """Yield the examples [position, position + count) of an epoch, as pairs of shard index and rows."""
 
         def draw() -> tuple[np.ndarray, np.ndarray]:
             order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
@@ -83,8 +83,8 @@ class ShuffledExamples:
 
 
 def _cached(cache: dict[tuple[int, int], Value], key: tuple[int, int], make: Callable[[], Value]) -> Value:
-    """Return a value from a least-recently-used cache; make and store it if it is missing."""
-    while key not in cache and len(cache) >= CACHE_SIZE:
-        del cache[next(iter(cache))]
+    """Return a value from a least-recently-used cache. Make and store it if it is missing."""
+    if key not in cache and len(cache) >= CACHE_SIZE:
+        del cache[next(iter(cache))]  # the least recently used; frees its memory before `make`
     cache[key] = cache.pop(key) if key in cache else make()  # moves the key to the end
     return cache[key]

@@ -13,7 +13,6 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Encoding
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows, read_text
@@ -47,7 +46,23 @@ class Answer(Task):
     group_by = "context"
 
     def rows(self, source: LabelledInput) -> list[Example]:
-        return read_questions(source)
+        """Read questions from SQuAD's JSON, CMRC 2018's JSON, or flat rows."""
+        text = read_text(source) if source.kind == "json" else ""
+        if '"qas"' not in text:
+            return read_rows(source)
+        rows: list[Example] = []
+        content = repair_surrogates(parse_json(text, source.location))
+        try:
+            for article in content if isinstance(content, list) else content["data"]:  # CMRC has a list of paragraphs
+                for paragraph in map(_squad_names, article.get("paragraphs", [article])):
+                    for question in map(_squad_names, paragraph["qas"]):
+                        where = f"{source.location}: question {question.get('id')}"
+                        rows.append(Example(len(rows), where, {"context": paragraph["context"], **question}))
+        except (KeyError, TypeError, AttributeError) as error:
+            what = f"the file is not in SQuAD's format: {type(error).__name__} {error}"
+            remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
+            raise InputError(what, where=source.location, remedy=remedy) from error
+        return rows
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
         inputs = {name: row.get(name) for name in ("question", "context")}
@@ -57,7 +72,34 @@ class Answer(Task):
         return ({} if row.values.get("id") is None else {"id": str(row.values["id"])}) | inputs
 
     def label_of(self, row: Example, source: LabelledInput) -> list[TrueAnswer] | None:
-        return read_answers(row, row.inputs["context"], source)
+        """Return the answers of a row with their positions: [] if there is no answer, None if it is unknown."""
+        answers = [] if row.values.get("is_impossible") else row.get("answers")
+        if answers is None:
+            return None
+        if isinstance(answers, str) or (isinstance(answers, dict) and isinstance(answers.get("text"), str)):
+            answers = [answers]  # a single answer without a list
+        try:
+            if isinstance(answers, dict):
+                texts = answers["text"]
+                pairs = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
+            else:
+                dicts = [{"text": each} if isinstance(each, str) else each for each in answers]
+                pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
+            nonempty = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in pairs if text.strip()]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
+            raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
+        located = [_locate(answer, row.inputs["context"]) for answer in nonempty]
+        if located and source.flag == "--train" and all(start == NOT_FOUND for _, start in located):
+            raise UnusableRow("the answer is not in the context", where=row.where, remedy="fix the row, or remove it")
+        moves = zip(nonempty, located, strict=True)
+        if any(NOT_FOUND not in (old, new) and old != new for (_, old), (_, new) in moves):
+            source.note("questions with a wrong answer_start, which was corrected", row.where)
+        if any(start == NOT_FOUND for _, start in located):
+            source.note("questions with an answer that is not in the context", row.where)
+        if len(nonempty) < len(pairs):
+            source.note("questions with an empty answer, which was ignored", row.where)
+        return located
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         num_unanswered = sum(not question.label for question in train)
@@ -79,16 +121,19 @@ class Answer(Task):
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         questions = self._truncated([example.inputs["question"] for example in examples])
         pairs = list(zip(questions, (example.inputs["context"] for example in examples), strict=True))
-        settings = self.settings
-        truncation = {"max_length": settings.max_length, "stride": settings.stride, "strategy": "only_second"}
+        truncation = {"max_length": self.settings.max_length, "stride": self.settings.stride, "strategy": "only_second"}
         has_labels = all(example.label is not None for example in examples)
         windows: list[Window] = []
-        for number, encoding in enumerate(encode_texts(self.tokenizer, pairs, truncation)):
-            examples[number].exceeds_window = bool(encoding.overflowing)
+        encodings = encode_texts(self.tokenizer, pairs, truncation)
+        for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True)):
+            example.exceeds_window = bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
-                positions = _context_characters(part)
-                bounds = _answer_positions(positions, examples[number].label) if has_labels else ()
-                labels = dict(zip(self.label_names, bounds, strict=False))
+                # The context characters [begin, end) of each position, None outside the context.
+                tokens = zip(part.sequence_ids, part.offsets, strict=True)
+                positions = [offsets if sequence == 1 else None for sequence, offsets in tokens]
+                labels = {}
+                if has_labels:
+                    labels = dict(zip(self.label_names, _answer_positions(positions, example.label), strict=True))
                 # Only prediction needs the positions. They take much memory for millions of training windows.
                 windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
         return windows
@@ -115,15 +160,17 @@ class Answer(Task):
         for example, candidates, null_score in zip(examples, spans, null_scores, strict=True):
             best = sorted(candidates, key=lambda span: (-span[2], span))[:N_BEST]
             is_null = not best or (self.allows_no_answer and null_score > best[0][2])
-            text = "" if is_null else example.inputs["context"][slice(*best[0][:2])]
+            text = "" if is_null else example.inputs["context"][best[0][0] : best[0][1]]
             predictions.append(Prediction(text, best, null_score))
         return predictions
 
     def score(self, examples: list[Example], predictions: list[Prediction]) -> dict[str, float]:
-        return squad_scores(_texts(examples), [prediction.text for prediction in predictions])
+        truth = [[text for text, _ in example.label] for example in examples]
+        return squad_scores(truth, [prediction.text for prediction in predictions])
 
     def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
-        return "no answer to any question", squad_scores(_texts(examples), [""] * len(examples))["f1"]
+        no_answer = Prediction(text="", spans=[], null_score=0.0)
+        return "no answer to any question", self.score(examples, [no_answer] * len(examples))["f1"]
 
     def columns(self, prediction: Prediction) -> dict[str, Any]:
         score = prediction.spans[0][2] if prediction.text else prediction.null_score
@@ -140,14 +187,10 @@ class Answer(Task):
         return {"row": example.row, **inputs, **answers, "prediction": prediction.text, **null, "best": best}
 
 
-def _texts(examples: list[Example]) -> list[list[str]]:
-    return [[text for text, _ in example.label] for example in examples]
-
-
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[Span]:
-    """Return the best spans of one window from its start and end logits, which may be followed by padding.
+    """Return the `N_BEST` best spans of one window from its start and end logits, which may be followed by padding.
 
-    `positions` are the context characters of each position, None outside the context.
+    `positions` has the context characters [begin, end) of each position, None outside the context.
     """
     likely_starts, likely_ends = (
         [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]
@@ -162,14 +205,8 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
     return sorted(candidates, key=lambda span: -span[2])[:N_BEST]
 
 
-def _context_characters(encoding: Encoding) -> list[tuple[int, int] | None]:
-    """Return the context characters [begin, end) of each position, None outside the context."""
-    pairs = zip(encoding.sequence_ids, encoding.offsets, strict=True)
-    return [offsets if sequence == 1 else None for sequence, offsets in pairs]
-
-
 def _answer_positions(positions: list[tuple[int, int] | None], answers: list[TrueAnswer]) -> tuple[int, int]:
-    """Return the first and last position of the first answer in the context, (0, 0) if the window cuts it."""
+    """Return the first and last position of the first located answer, (0, 0) if the window lacks or cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
     if begin == NOT_FOUND:
         return 0, 0
@@ -184,65 +221,14 @@ def _answer_positions(positions: list[tuple[int, int] | None], answers: list[Tru
     return (0, 0) if is_cut_before or is_cut_after else (covered[0][0], covered[-1][0])
 
 
-def read_questions(source: LabelledInput) -> list[Example]:
-    """Read questions from SQuAD's JSON, CMRC 2018's JSON, or flat rows."""
-    text = read_text(source) if source.kind == "json" else ""
-    if '"qas"' not in text:
-        return read_rows(source)
-    rows: list[Example] = []
-    content = repair_surrogates(parse_json(text, source.location))
-    try:
-        for article in content if isinstance(content, list) else content["data"]:  # CMRC has a list of paragraphs
-            for paragraph in map(_squad_names, article.get("paragraphs", [article])):
-                for question in map(_squad_names, paragraph["qas"]):
-                    where = f"{source.location}: question {question.get('id')}"
-                    rows.append(Example(len(rows), where, {"context": paragraph["context"], **question}))
-    except (KeyError, TypeError, AttributeError) as error:
-        what = f"the file is not in SQuAD's format: {type(error).__name__} {error}"
-        remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
-        raise InputError(what, where=source.location, remedy=remedy) from error
-    return rows
-
-
 def _squad_names(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the keys of CMRC 2018 to those of SQuAD."""
     names = {"context_text": "context", "query_text": "question", "query_id": "id"}
     return {names.get(name, name): value for name, value in values.items()}
 
 
-def read_answers(row: Example, context: str, source: LabelledInput) -> list[TrueAnswer] | None:
-    """Return the answers of a row with their positions: empty if there is no answer, None if it is unknown."""
-    answers = [] if row.values.get("is_impossible") else row.get("answers")
-    if answers is None:
-        return None
-    if isinstance(answers, str) or (isinstance(answers, dict) and isinstance(answers.get("text"), str)):
-        answers = [answers]
-    try:
-        if isinstance(answers, dict):
-            texts = answers["text"]
-            pairs = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
-        else:
-            dicts = [{"text": each} if isinstance(each, str) else each for each in answers]
-            pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
-        nonempty = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in pairs if text.strip()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
-        raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
-    located = [_locate(answer, context) for answer in nonempty]
-    if located and source.flag == "--train" and all(start == NOT_FOUND for _, start in located):
-        raise UnusableRow("the answer is not in the context", where=row.where, remedy="fix the row, or remove it")
-    moves = ((old, new) for (_, old), (_, new) in zip(nonempty, located, strict=True))
-    if any(NOT_FOUND not in move and len(set(move)) > 1 for move in moves):
-        source.note("questions with a wrong answer_start, which was corrected", row.where)
-    if any(start == NOT_FOUND for _, start in located):
-        source.note("questions with an answer that is not in the context", row.where)
-    if len(nonempty) < len(pairs):
-        source.note("questions with an empty answer, which was ignored", row.where)
-    return located
-
-
 def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
-    """Return an answer with the nearest position at which the context contains it, or NOT_FOUND."""
+    """Return an answer with the position nearest to its own at which the context contains it, or NOT_FOUND."""
     text, start = answer
     if start >= 0 and context.startswith(text, start):
         return answer
@@ -251,7 +237,7 @@ def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
 
 
 def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, float]:
-    """Return SQuAD's exact match and F1, with the best of each question's answers. "" and [] mean no answer.
+    """Return SQuAD's exact match and F1 in [0, 1], for the best answer of each question. "" and [] mean no answer.
 
     Each Chinese, Japanese or Korean ideograph counts as a word.
     """

@@ -1,4 +1,4 @@
-"""Baselines from word counts. They need no network and take seconds."""
+"""Baselines from word counts. They need no neural network and take seconds."""
 
 import warnings
 from collections import Counter, defaultdict
@@ -16,8 +16,8 @@ def predict_from_words(
     """Fit a linear model on TF-IDF weights of training rows and return its predictions for other rows.
 
     Each row has one or two texts. For text without spaces between words, such as Chinese or Thai, the features are
-    characters and character bigrams. If labels are lists of classes, one binary model is fitted per class. Predictions
-    are probabilities (rows, classes), 0 for a class that no training row has, or numbers (rows,) if `classes` is empty.
+    characters and character bigrams. If labels are lists of classes, one binary model is fitted per class. Return
+    probabilities (rows, classes), 0 for a class that no training row has; or numbers (rows,) if `classes` is empty.
     """
     from scipy import sparse
     from sklearn.dummy import DummyClassifier
@@ -62,6 +62,6 @@ def most_frequent_tags(
 
 
 def is_clearly_better(score: float, baseline: float, num_rows: int, *, errors: float = 2.0) -> bool:
-    """Return whether a score in [0, 1] exceeds a baseline by more than `errors` standard errors of a proportion."""
+    """Return whether a score exceeds a baseline in [0, 1] by more than `errors` standard errors of that proportion."""
     share = min(1.0, max(0.0, baseline))
     return score - baseline > errors * (share * (1.0 - share) / num_rows) ** 0.5

@@ -24,11 +24,13 @@ class Classify(Task):
 
     model_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
+    main_metric = "accuracy"
     overflow_action = "truncated"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
-        self.main_metric = "spearman" if settings.regression else "accuracy"
+        if settings.regression:
+            self.main_metric = "spearman"
         self.label_column = settings.label_field
         self.dash_is_class = True  # False: `-` means that annotators disagree (SNLI, OCNLI)
 
@@ -41,9 +43,9 @@ class Classify(Task):
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
         """Return the one or two texts of a row. The second text may be empty."""
-        fields = {"text": ("text_field", self.settings.text_field), "pair": ("pair_field", self.settings.pair_field)}
         inputs = {}
-        for name, (setting, column) in fields.items():
+        for name, setting in (("text", "text_field"), ("pair", "pair_field")):
+            column = getattr(self.settings, setting)
             if column is None:
                 continue
             value = row.get(column, flag_of(setting))
@@ -60,13 +62,13 @@ class Classify(Task):
         label = row.get(self.label_column, "--label-field")
         if label is None or label == "" or label != label:  # NaN
             return None
-        if isinstance(label, list) and not self.settings.regression:
-            return sorted({self._class_of(each, row) for each in label})
         if self.settings.regression:
             if (value := _number_of(label)) is None:
                 remedy = "fix the label, or remove --regression"
                 raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
             return value
+        if isinstance(label, list):
+            return sorted({self._class_of(each, row) for each in label})
         if label == "-" and not self.dash_is_class:
             what, remedy = "the label is '-' (annotators disagree)", "label the row, or remove it"
             raise UnusableRow(what, where=row.where, remedy=remedy)
@@ -85,12 +87,8 @@ class Classify(Task):
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         counts = Counter(example.label for example in train)
         if len(counts) == 1:
-            what = f"every row has the label {train[0].label!r}"
-            where, remedy = (
-                f"{train[0].where} and all other rows",
-                "training rows need at least two different labels",
-            )
-            raise InputError(what, where=where, remedy=remedy)
+            what, where = f"every row has the label {train[0].label!r}", f"{train[0].where} and all other rows"
+            raise InputError(what, where=where, remedy="training rows need at least two different labels")
         if self.settings.regression:
             return
         non_integers = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
@@ -101,7 +99,7 @@ class Classify(Task):
         self.set_classes(counts, others)
 
     def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:
-        """Use the labels of the training rows as classes, check the labels of other rows, and print the counts."""
+        """Set the classes from their counts in the training rows, check the labels of `others`, print the counts."""
         self.labels = sorted(counts, key=class_order)
         for example in others:
             names = example.label if isinstance(example.label, list) else [example.label]
@@ -183,7 +181,7 @@ class Classify(Task):
 
 
 def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return the mean squared error and both correlations, which are 0 if labels or predictions are all equal."""
+    """Return the mean squared error and both correlations, which are 0 if labels or predictions are constant."""
     from scipy import stats
 
     is_defined = np.ptp(truth) > 0 and np.ptp(predicted) > 0

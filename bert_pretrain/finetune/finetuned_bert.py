@@ -45,18 +45,18 @@ class FinetunedBert:
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
         names = settings.get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
-        if not isinstance(name, str) or name not in _HEADS:
-            has = f"is a {str(name)[:80]}, which has no head for a task" if name else "names no model class"
-            raise DataError(f"{folder} {has}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
-        task, layer = _HEADS[name]
+        cls_name = names[0] if isinstance(names, list) and names else None
+        if not isinstance(cls_name, str) or cls_name not in _HEADS:
+            what = f"is a {str(cls_name)[:80]}, which has no head for a task" if cls_name else "names no model class"
+            raise DataError(f"{folder} {what}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
+        task, layer = _HEADS[cls_name]
         bert = open_bert(folder, config, ("bert.pooler",) if task == "classify" else ())
         weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
         hidden = bert.network.config.hidden_size
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
             what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
-        labels = [] if task == "answer" else _labels_of(settings, len(bias), folder)
+        labels = [] if task == "answer" else _labels_of(settings, len(bias), folder / CONFIG)
         is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
         head = weight.to(bert.device).float(), bias.to(bert.device).float()
         return FinetunedBert(bert, task, labels, *head, is_multi_label)
@@ -64,8 +64,8 @@ class FinetunedBert:
     def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
         """Return the float32 outputs of the head for every window, in order, and advance the bar by `num_rows`.
 
-        The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, and two lists of
-        (tokens,), the start and end logits, for `answer`.
+        The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, or the start and end
+        logits for `answer`, as two lists of (tokens,).
         """
         lengths = np.array([len(window.input_ids) for window in windows])
         results: list[np.ndarray] = [np.empty(0)] * len(windows)
@@ -91,15 +91,15 @@ class FinetunedBert:
         return [each[0] for each in results] if self.task == "classify" else results
 
 
-def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[str]:
-    """Return the names of the classes or tags, or an empty list for regression."""
-    is_multi_label = settings.get("problem_type") == "multi_label_classification"
-    if settings.get("problem_type") == "regression" or (count == 1 and not is_multi_label):
+def _labels_of(settings: Mapping[str, Any], num_outputs: int, path: Path) -> list[str]:
+    """Return the names of the classes or tags in `config.json`, or an empty list for regression."""
+    problem_type = settings.get("problem_type")
+    if problem_type == "regression" or (num_outputs == 1 and problem_type != "multi_label_classification"):
         return []
-    # `transformers` does not write its default names.
-    names = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
-    is_complete = isinstance(names, dict) and names.keys() == {str(number) for number in range(count)}
+    default_names = {str(index): f"LABEL_{index}" for index in range(num_outputs)}  # `transformers` does not write them
+    names = settings.get("id2label", default_names)
+    is_complete = isinstance(names, dict) and names.keys() == default_names.keys()
     if not is_complete or not all(isinstance(label, str) for label in names.values()):
-        what = f"id2label does not name the {count} outputs of the head"
-        raise DataError(what, where=str(folder / CONFIG), remedy="restore the file from a copy")
-    return [names[str(number)] for number in range(count)]
+        what = f"id2label does not name the {num_outputs} outputs of the head"
+        raise DataError(what, where=str(path), remedy="restore the file from a copy")
+    return [names[index] for index in default_names]

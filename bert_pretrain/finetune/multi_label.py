@@ -10,18 +10,14 @@ import numpy as np
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example
-from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.text.tokenizer import Tokenizer
 
 THRESHOLD = 0.5
 
 
 class MultiLabel(Classify):
-    """The multi-label variant of `Classify`, with its labels and metrics."""
+    """The multi-label variant of `Classify`."""
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
-        super().__init__(settings, tokenizer)
-        self.main_metric = "micro_f1"
+    main_metric = "micro_f1"
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         for example in train + others:
@@ -44,7 +40,7 @@ class MultiLabel(Classify):
         return list(example.label)
 
     def decode(self, examples: list[Example], windows: list[Any], logits: Any) -> list[Any]:
-        """Return an independent probability of each class, (classes,) per example."""
+        """Return the probabilities (classes,) of each example, which are independent of each other."""
         rows = np.asarray(logits, dtype=np.float64)[np.argsort([window.example for window in windows])]
         return list(0.5 + 0.5 * np.tanh(rows / 2))  # the sigmoid
 
@@ -70,7 +66,6 @@ class MultiLabel(Classify):
         return f"always {names}", scores[best] if scores else 0.0
 
     def columns(self, prediction: Any) -> dict[str, Any]:
-        scores = {name: round(float(score), 6) for name, score in zip(self.labels, prediction, strict=True)}
-        # Compared before rounding.
-        labels = [name for name, score in zip(self.labels, prediction, strict=True) if score > THRESHOLD]
-        return {"label": labels, "scores": scores}
+        scores = dict(zip(self.labels, map(float, prediction), strict=True))
+        labels = [name for name, score in scores.items() if score > THRESHOLD]
+        return {"label": labels, "scores": {name: round(score, 6) for name, score in scores.items()}}

@@ -25,7 +25,7 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.tools.texts import refuse_input_as_output
 
 BUFFER_ROWS = 1024  # rows that are encoded and sorted by length together
-_TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": all tasks
+_TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": any task
 
 
 def predict(
@@ -34,9 +34,9 @@ def predict(
 ) -> None:  # fmt: skip
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
-    `model` is a folder written by `finetune`, or by `transformers` with a head of these tasks. `changes` may replace
-    `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has the `format`,
-    `columns` and `encoding` of the input.
+    `model` is a folder written by `finetune`, or by `transformers` with a head for one of the tasks. `changes` may
+    replace the settings `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has
+    the `format`, `columns` and `encoding` of the input.
     """
     if output.suffix not in _TASK_BY_SUFFIX:
         what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"
@@ -98,8 +98,8 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
 def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows atomically, in the format of the suffix of `output`.
 
-    `.jsonl` and `.csv` contain all columns, `.conll` one word and its tag per line, `.json` an object that maps each
-    `id` to its `answer`.
+    `.jsonl` and `.csv` contain all columns. `.conll` contains one word and its tag per line. `.json` contains an object
+    that maps each `id` to its `answer`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     # Without a byte order mark, Excel reads CSV in the system's encoding.

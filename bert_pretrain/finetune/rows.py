@@ -83,7 +83,7 @@ class LabelledInput:
         return self.format or _BY_ENDING.get(ending, "")
 
     def note(self, what: str, where: str) -> None:
-        """Record the position of a repaired or skipped row under its reason."""
+        """Record the position of a repaired or skipped row under the reason `what`."""
         self.notes[what].append(where.removeprefix(f"{self.location}: "))
 
     def skip_row(self, error: UnusableRow) -> None:
@@ -122,17 +122,21 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
 def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
     location, kind = source.location, source.kind
     if kind == "dataset":
-        part = ByteRange(Source(location, "dataset", None, ""))
-        return dataset_records(part, [_split_of(open_dataset(location), location, source.flag)])
-    if kind in ("", "conll") or (kind == "txt" and text_field is None):
+        splits = open_dataset(location)
+        names = [name for name in ("", *_SPLITS[source.flag]) if name in splits]  # "": no splits, or a named one
+        if not names:
+            what, remedy = f"the dataset has the splits {', '.join(splits)}", choices(location, list(splits))
+            raise InputError(what, where=f"{source.flag} {location}", remedy=f"choose one: {remedy}")
+        return dataset_records(ByteRange(Source(location, "dataset", None, "")), [splits[names[0]]])
+    if kind == "txt" and text_field is not None:
+        lines = read_lines(ByteRange(_file(source, kind)), Counter(), strict=True)
+        return (({text_field: line.removesuffix("\r")}, position) for line, position in lines)
+    if kind in ("", "conll", "txt"):
         is_conll = kind == "conll"
         what = "the format conll is only for the task tag" if is_conll else f"'{location}' has an unknown file format"
         remedy = f"pass --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     file = _file(source, "jsonl" if kind == "json" else kind)
-    if kind == "txt" and text_field is not None:
-        lines = read_lines(ByteRange(file), Counter(), strict=True)
-        return (({text_field: line.removesuffix("\r")}, position) for line, position in lines)
     if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
         what = "an array of arrays (the format of C3) is not supported"
         remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
@@ -166,12 +170,3 @@ def _file(source: LabelledInput, format_: str) -> Source:
         if file.encoding != UTF8:
             print(f"{source.flag} {source.location}: encoding {file.encoding}")
     return file
-
-
-def _split_of(splits: dict[str, Any], location: str, flag: str) -> Any:
-    """Return the split of a dataset that belongs to a flag."""
-    for name in ("", *_SPLITS[flag]):  # "": the dataset has no splits, or the location names one
-        if name in splits:
-            return splits[name]
-    what, remedy = f"the dataset has the splits {', '.join(splits)}", f"choose one: {choices(location, list(splits))}"
-    raise InputError(what, where=f"{flag} {location}", remedy=remedy)

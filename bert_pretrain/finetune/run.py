@@ -56,9 +56,8 @@ def finetune(
 ) -> Path:  # fmt: skip
     """Fine-tune a BERT folder on a task and return the output folder.
 
-    The arguments are the options of the command. `reading` has the `format`, `columns` and `encoding` of all inputs.
-    Without `validation`, a tenth of the training rows is held out to choose the best epoch, and the model is then
-    trained again on all rows.
+    `reading` has the `format`, `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training
+    rows is held out to choose the best epoch. The model is then trained again on all rows, unless it has overfitted.
     """
     inputs = [
         LabelledInput(location, flag, **reading)
@@ -145,13 +144,13 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
     return [example for example in train if group_of[example.row] not in held_out], validation
 
 
-def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
-    """Return the first `number` groups of `order`, changed so that both parts contain each class where possible.
+def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], num_groups: int) -> set[Any]:
+    """Return the first `num_groups` groups, with exchanges so that both parts contain each class where possible.
 
-    For a class that one part lacks, a group with it is moved there and, if possible, another one back. A group is only
-    moved if the part it leaves keeps all classes.
+    If one part lacks a class, a group with this class is moved there from the other part. If possible, another group is
+    moved back. A group is only moved if the part that it leaves still has all its classes.
     """
-    parts = [list(order[:number]), list(order[number:])]
+    parts = [list(order[:num_groups]), list(order[num_groups:])]
 
     def removable(part: list[Any]) -> Iterator[Any]:
         counts = Counter(name for group in part for name in classes[group])
@@ -188,7 +187,7 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
 
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
-    """Return whether the same command has already finished. If not, claim the working folder."""
+    """Return whether the same command has already written `output`. If not, claim the working folder."""
     if overwrite:
         manifest.set_aside_once(output, KIND, identity)
     if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
@@ -212,7 +211,13 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
         line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
         print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
     trial, report = trials[best], reports[best]
-    refit_epochs = _refit(tuner, trial, report, folder) if identity["refits"] else None
+    refit_epochs = None
+    if identity["refits"] and tuner.is_overfitted(report):
+        print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
+    elif identity["refits"]:
+        print(f"training again for {trial.epochs} epochs on all rows, including the validation rows")
+        tuner.train(trial, folder / _ALL_ROWS, on_all_rows=True)
+        refit_epochs = trial.epochs
     with files.atomic_folder(output) as result:
         shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
         predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
@@ -255,22 +260,14 @@ def _print_results(tuner: "FineTuner", epochs: int | None, metrics: dict[str, An
             print(f"{split}: not scored, because not all rows have a label")
     for name, score in metrics["baselines"].items():
         print(f"{name}: {100 * score:.1f} %")
-    refit_epochs, best_epoch = metrics["refit_epochs"], f"best epoch {metrics['best_epoch']} of {epochs}"
-    print(f"trained for {refit_epochs} epochs on all rows" if refit_epochs else best_epoch)
-
-
-def _refit(tuner: "FineTuner", trial: Settings, report: dict[str, Any], folder: Path) -> int | None:
-    """Train again on all rows and return the number of epochs, or None if the trial has overfitted."""
-    if tuner.is_overfitted(report):
-        print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
-        return None
-    print(f"training again for {trial.epochs} epochs on all rows, including the validation rows")
-    tuner.train(trial, folder / _ALL_ROWS, on_all_rows=True)
-    return trial.epochs
+    if metrics["refit_epochs"]:
+        print(f"trained for {metrics['refit_epochs']} epochs on all rows")
+    else:
+        print(f"best epoch {metrics['best_epoch']} of {epochs}")
 
 
 def _baselines(tuner: "FineTuner", trial: Settings, folder: Path, split: str, *, refits: bool) -> dict[str, float]:
-    """Return the scores of the baselines on a split. With `refits`, they are trained on the validation rows too."""
+    """Return the main metric of each baseline on a split. With `refits`, they train on the validation rows too."""
     task, examples = tuner.task, tuner.examples
     predictions, train = {}, examples["train"] + (examples["validation"] if refits else [])
     if not task.settings.no_baseline and (from_words := task.word_baseline(train, examples[split])) is not None:
@@ -288,17 +285,15 @@ def _baselines(tuner: "FineTuner", trial: Settings, folder: Path, split: str, *,
 def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, float]) -> str:
     """Return a warning if the score is no better than a constant, or not clearly better than a baseline; else ""."""
     examples = tuner.examples[split]
-    rows, metric = f"the {len(examples):,} {split} rows", tuner.task.main_metric
+    rows, result = f"the {len(examples):,} {split} rows", f"{tuner.task.main_metric} {score:.4f}"
     constant, constant_score = tuner.task.constant_baseline(examples)
     if score <= constant_score:
-        what = (
-            f"no sign of learning: {metric} {score:.4f} on {rows} is no better than {constant} ({constant_score:.4f})"
-        )
+        what = f"no sign of learning: {result} on {rows} is no better than {constant} ({constant_score:.4f})"
         return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or more rows"
     best = max(baselines, key=lambda name: baselines[name], default=None)
     if best is None or is_clearly_better(score, baselines[best], len(examples)):
         return ""
-    what = f"not clearly better than {best}: {metric} {score:.4f} versus {baselines[best]:.4f} on {rows}"
+    what = f"not clearly better than {best}: {result} versus {baselines[best]:.4f} on {rows}"
     if PRETRAINING in files.read_json(tuner.model / CONFIG):  # the model was pretrained by this package
         return f"{what}. Pretrain it longer on more text, or label more rows"
     return f"{what}. Continue pretraining on similar text (train --init-from), or label more rows"
@@ -308,7 +303,7 @@ def _write_results(
     tuner: "FineTuner", identity: dict[str, Any], trial: Settings, metrics: dict[str, Any],
     predictions: dict[str, list[Any]], result: Path,
 ) -> None:  # fmt: skip
-    """Write the metrics, the predictions of the last split, checksums, the model card, and last the manifest."""
+    """Write metrics, predictions for the last split, checksums and the model card, and then the manifest."""
     task, split = tuner.task, list(predictions)[-1]
     files.write_json(result / METRICS, metrics)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:

@@ -54,25 +54,25 @@ class Settings:
                     what = f"{flag_of(name)} is an option of '{field_task}', but the task is '{task}'"
                     raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
-    def resolve(self, task: str, positions: int) -> "Settings":
-        """Check all ranges and fill in `max_length` and `stride` for a model with this many positions."""
+    def resolve(self, task: str, num_positions: int) -> "Settings":
+        """Check all ranges, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
         for rate in self.learning_rate:
             if not 0.0 < rate < math.inf:
                 remedy = "use auto, or numbers above 0 separated by commas"
                 raise ConfigError(f"the learning rate is {rate}", where="--learning-rate", remedy=remedy)
-        max_length = self.max_length or min(384 if task == "answer" else 128, positions)
-        upper = {"max_length": positions, "stride": max_length // 3}
+        max_length = self.max_length or min(384 if task == "answer" else 128, num_positions)
+        upper = {"max_length": num_positions, "stride": max_length // 3}
         for name, (low, high) in _RANGES.items():
             value, high = getattr(self, name), upper.get(name, high)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
-                note = f", but the model has {positions} positions" if name == "max_length" else ""
+                note = f", but the model has {num_positions} positions" if name == "max_length" else ""
                 bounds = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:.10g}"
                 raise ConfigError(f"the value is {value}{note}", where=flag_of(name), remedy=f"use a number {bounds}")
         stride = min(128, max_length // 3) if self.stride is None else self.stride
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
-        """Return one copy of the settings per learning rate, with the epochs for this number of training windows."""
+        """Return a copy of the settings for each learning rate, with `epochs` set from the number of windows."""
         steps_per_epoch = math.ceil(num_windows / self.batch_size)
         # Small datasets need more epochs: aim for 1,000 steps, within 3 to 10 epochs.
         epochs = self.epochs or min(10, max(3, math.ceil(1000 / steps_per_epoch)))

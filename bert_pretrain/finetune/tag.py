@@ -21,7 +21,6 @@ from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
-MAX_UNKNOWN_SHARE = 0.01  # of the tags of other rows that may be missing in the training rows
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S+)")  # of BIO, IOBES, BMES and BILOU
 _TAGGED_LINE = re.compile(rf"-DOCSTART-.*|\S+[ \t](.*[ \t])?({_ENTITY_TAG.pattern})\s*")
 _FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
@@ -51,7 +50,7 @@ class Tag(Task):
 
     def _rows(self, source: LabelledInput) -> list[Example]:
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field
+        predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
         is_text = False
         if predicts and kind in ("tsv", "txt"):
             lines = first_lines(source)
@@ -65,11 +64,10 @@ class Tag(Task):
             what = "entities as positions in a text (the format of CLUENER) are not supported"
             raise InputError(what, where=rows[0].where, remedy=f"convert the file to JSONL with {_FORMAT}")
         for row in rows if predicts else ():
-            if has_text_field and column not in row.values:
-                row.get(text_field, "--text-field")
-            text = row.values.get(text_field, 0)
-            if column not in row.values and isinstance(text, str | None):
-                row.values[column] = self._split_words(text or "")
+            if column not in row.values and (has_text_field or text_field in row.values):
+                text = row.get(text_field, "--text-field")
+                if isinstance(text, str | None):
+                    row.values[column] = self._split_words(text or "")
         return rows
 
     def _split_words(self, text: str) -> list[str]:
@@ -98,7 +96,7 @@ class Tag(Task):
         return to_bio(tags)
 
     def _tags_of(self, row: Example) -> list[str] | None:
-        """Return the tags of a row, with numbers replaced by their names."""
+        """Return the tags of a row, with numbers replaced by their names; None if the row has no tags."""
         values, names = row.get(self.label_column, "--tags-field"), self.settings.tag_names
         if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
             return _string_list(row, self.label_column, "--tags-field")
@@ -119,7 +117,7 @@ class Tag(Task):
         self.labels = kinds if self.has_plain_tags else bio_tags
         tags = Counter(tag for example in others for tag in example.label or ())
         unknown = {tag: count for tag, count in tags.items() if tag not in self.labels}
-        if sum(unknown.values()) > MAX_UNKNOWN_SHARE * tags.total():
+        if sum(unknown.values()) > 0.01 * tags.total():  # up to 1 % of the tags may be missing in the training rows
             where = next(example.where for example in others if not unknown.keys().isdisjoint(example.label or ()))
             remedy = f"fix it (known: {', '.join(kinds[:20])}), or add training rows with it"
             what = f"the tag {min(unknown)!r} does not occur in the training rows"
@@ -134,7 +132,7 @@ class Tag(Task):
         label_ids = {name: number for number, name in enumerate(self.labels)}
         words = sorted({word for example in examples for word in example.inputs["tokens"]})
         encodings = encode_texts(self.tokenizer, words, add_special_tokens=False)
-        # The normalizer removes some words, such as control characters. They become [UNK].
+        # The normalizer removes words of control characters. They become [UNK].
         ids = ((encoding.ids or [self.tokenizer.unk_id])[:max_tokens] for encoding in encodings)
         ids_of = dict(zip(words, ids, strict=True))
         has_labels = all(example.label is not None for example in examples)
@@ -144,15 +142,16 @@ class Tag(Task):
             parts = split_sentence(list(map(len, word_ids)), max_tokens)
             example.exceeds_window = len(parts) > 1
             for shown, labelled in parts:
-                input_ids, labels, positions = [self.tokenizer.cls_id], [IGNORE_INDEX], []
+                input_ids, positions = [self.tokenizer.cls_id], []
                 for word in shown:
-                    positions += [(word, len(input_ids))] if word in labelled else []
-                    has_label = word in labelled and has_labels
-                    first = label_ids.get(example.label[word], IGNORE_INDEX) if has_label else IGNORE_INDEX
-                    labels += [first] + [IGNORE_INDEX] * (len(word_ids[word]) - 1)
+                    if word in labelled:
+                        positions.append((word, len(input_ids)))
                     input_ids += word_ids[word]
                 input_ids.append(self.tokenizer.sep_id)
-                window_labels = {"labels": [*labels, IGNORE_INDEX]} if has_labels else {}
+                labels = [IGNORE_INDEX] * len(input_ids)
+                for word, position in positions if has_labels else ():
+                    labels[position] = label_ids.get(example.label[word], IGNORE_INDEX)
+                window_labels = {"labels": labels} if has_labels else {}
                 windows.append(Window(number, input_ids, [0] * len(input_ids), window_labels, positions))
         return windows
 
@@ -192,7 +191,7 @@ class Tag(Task):
 
 
 def _most_frequent(counts: Counter[str]) -> str:
-    """Return the most frequent tag; on a tie, the first by alphabet."""
+    """Return the most frequent tag, or the first in alphabetical order of several."""
     return min(counts, key=lambda tag: (-counts[tag], tag))
 
 
@@ -203,20 +202,19 @@ def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[st
     with warnings.catch_warnings(action="ignore"):  # about kinds without an entity
         report = metrics.classification_report(truth, predicted, output_dict=True, zero_division=0)
     total = report["micro avg"]
-    kinds = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
     return {
         "f1": float(total["f1-score"]),
         "precision": float(total["precision"]),
         "recall": float(total["recall"]),
         "word_accuracy": float(metrics.accuracy_score(truth, predicted)),
-        **{f"f1_{name}": float(scores["f1-score"]) for name, scores in kinds.items()},
+        **{f"f1_{kind}": float(each["f1-score"]) for kind, each in report.items() if not kind.endswith(" avg")},
     }
 
 
 def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, range]]:
     """Split a sentence into overlapping windows of at most `max_tokens` tokens, given the number of tokens per word.
 
-    Return for each window the range of its words and the range of the words labelled there. Consecutive windows share
+    Return the range of words in each window, and the range of words that are labelled in it. Consecutive windows share
     about a third of their tokens, and each labels its half of the shared words.
     """
     shown, begin = [], 0
@@ -232,7 +230,7 @@ def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, ran
         while following > begin + 1 and shared + lengths[following - 1] <= max_tokens // 3:
             following -= 1
             shared += lengths[following]
-        # The next window must have room for the word that did not fit, or the loop would not advance.
+        # Start the next window at a later word if the word at `end` does not fit; otherwise the loop is endless.
         while sum(lengths[following : end + 1]) > max_tokens:
             following += 1
         begin = following
@@ -264,17 +262,15 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
                 raise InputError(what, where=where, remedy=remedy)
             lines.append((number, fields))
         elif lines:
-            where = f"{source.location}: line {lines[0][0]}"
             untagged = [at for at, fields in lines if len(fields) == 1]
-            row = Example(row_number, where, {tokens_field: [fields[0] for _, fields in lines]})
-            if not untagged:
-                row.values[tags_field] = [fields[-1] for _, fields in lines]
-            if not untagged or source.flag == INPUT:
-                rows.append(row)
-            else:
+            if untagged and source.flag != INPUT:
                 where = f"{source.location}: line {untagged[0]}"
                 remedy = f"write word TAB tag; or write words without tags as JSONL with {_FORMAT}"
                 source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))
+            else:
+                words = {tokens_field: [fields[0] for _, fields in lines]}
+                tags = {} if untagged else {tags_field: [fields[-1] for _, fields in lines]}
+                rows.append(Example(row_number, f"{source.location}: line {lines[0][0]}", words | tags))
             lines, row_number = [], row_number + 1
     return rows
 
@@ -292,7 +288,7 @@ def to_bio(tags: list[str]) -> list[str]:
 
 
 def _string_list(row: Example, column: str, flag: str) -> list[str] | None:
-    """Return the words or tags in a column, or None if it is empty."""
+    """Return the words or tags in a column, or None if the value is null."""
     values = row.get(column, flag)
     if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):
         return values

@@ -42,7 +42,7 @@ class Task(ABC):
     label_column: str
     main_metric: str  # selects the best checkpoint; larger is better
     label_names: tuple[str, ...] = ("labels",)  # keys of `Window.labels`
-    group_by = ""  # name of an input; examples that agree in it are held out together
+    group_by = ""  # name of an input field; examples with the same value are held out together
     overflow_action = "split into overlapping windows"  # for the message about examples longer than a window
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -53,7 +53,7 @@ class Task(ABC):
 
     @abstractmethod
     def rows(self, source: LabelledInput) -> list[Example]:
-        """Read the rows of an input, unchecked."""
+        """Read the rows of an input without checking their fields."""
 
     @abstractmethod
     def inputs_of(self, row: Example) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Task(ABC):
         """Return the checked label of a row, or None if it has no label."""
 
     def read(self, source: LabelledInput) -> list[Example]:
-        """Read the usable rows of an input with inputs and labels, and print which rows were skipped."""
+        """Read the usable rows of an input with inputs and labels. Print how many were skipped or repaired, and why."""
         rows, needs_labels = self.rows(source), source.flag not in (INPUT, "--test")
         has_labels = needs_labels or (source.flag == "--test" and all(self.label_column in row.values for row in rows))
         examples = []
@@ -90,7 +90,7 @@ class Task(ABC):
         return examples
 
     def classes_of(self, example: Example) -> list[str]:
-        """Return the classes of an example; training and validation rows should contain each class."""
+        """Return the classes of an example. A held-out part of the rows should contain every class."""
         return []
 
     @abstractmethod
@@ -122,15 +122,15 @@ class Task(ABC):
 
     @abstractmethod
     def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
-        """Return the best constant prediction, as text, and its main metric."""
+        """Return a description of the best constant prediction, and its main metric."""
 
     def word_baseline(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
-        """Return predictions of a model that only counts words, or None if the task has no such model."""
+        """Return the predictions of a model of word counts, or None if the task has no such model."""
         return None
 
     @abstractmethod
     def columns(self, prediction: Any) -> dict[str, Any]:
-        """Return the columns that `predict` adds to a row."""
+        """Return the columns that `predict` adds to a row, by name."""
 
     @abstractmethod
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import safetensors
 import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.utils import logging as _logging
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, UserError
@@ -28,7 +27,6 @@ from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
 from bert_pretrain.train.hardware import choose_precision
 
-logging: Any = _logging
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
 
@@ -36,7 +34,7 @@ _REPORT = "report.json"
 def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
     """Open the model of a folder with the head of the task. A missing head is initialized from the seed.
 
-    With `untrained`, the whole model has the sizes of the folder and random initial weights.
+    With `untrained`, all weights are initialized from the seed, in a network of the same size.
     """
     transformers.set_seed(settings.seed)
     changes = task.model_config()
@@ -145,10 +143,10 @@ class FineTuner:
         return trainer
 
     def predict(self, folder: Path, split: str) -> list[Any]:
-        """Return the predictions, in fp32, for a split with the model that `train` saved in `folder`."""
+        """Predict a split in fp32 with a model folder that `train` saved."""
         try:
             finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
-        except UserError as error:  # its hint is about the user's MODEL
+        except UserError as error:  # its remedy is for the user's MODEL
             raise _damaged_checkpoint(folder, error.what) from error
         windows = self.windows[split]
         with progress_bar(desc=split, total=len(windows), unit="window") as bar:
@@ -186,7 +184,7 @@ def report_of(state: Any) -> dict[str, Any]:
     assert state.best_model_checkpoint is not None  # otherwise the Trainer has kept the last weights
     epochs: dict[int, dict[str, float]] = {}
     for line in state.log_history:
-        # Sorted, because the state of a resumed run has sorted keys.
+        # Sorted, so that a resumed run, whose state has sorted keys, returns the same.
         if metrics := {name: value for name, value in sorted(line.items()) if _is_metric(name)}:
             epochs.setdefault(round(line["epoch"]), {}).update(metrics)
     return {
@@ -197,7 +195,7 @@ def report_of(state: Any) -> dict[str, Any]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None if the Trainer cannot resume.
+    """Return the newest complete checkpoint, or None if there is none or the Trainer cannot resume from it.
 
     A checkpoint is complete if its state is readable, because the Trainer writes the state last. The state contains
     the path of the best checkpoint, so a moved folder cannot be resumed.
@@ -212,6 +210,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Turn off the log and the progress bars of `transformers`."""
+    logging: Any = transformers.utils.logging
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

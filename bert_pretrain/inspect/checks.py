@@ -56,11 +56,11 @@ def check_shard(
     readable = examples if len(rows) == len(examples) else examples.take(rows)
     if len(rows):
         bad_rows |= {name: rows[bad] for name, bad in _check_text(readable, tokenizer, config).items()}
-    failures = {"shards": ""}
+    failures = dict.fromkeys(("shards", *bad_rows), "")
     for name, bad in bad_rows.items():
-        count = "1 example" if len(bad) == 1 else f"{len(bad):,} examples, the first"
-        place = f"in row {bad[0]} ({split} row {first_row + bad[0]})" if len(bad) else ""
-        failures[name] = f"{record.path}: {count} {place}" if place else ""
+        if len(bad):
+            count = "1 example" if len(bad) == 1 else f"{len(bad):,} examples, the first"
+            failures[name] = f"{record.path}: {count} in row {bad[0]} ({split} row {first_row + bad[0]})"
     if examples.next_sentence_label is not None and not failures["labels"]:
         zeros = int((examples.next_sentence_label == 0).sum())
         if abs(2 * zeros - len(examples)) > 1:
@@ -69,7 +69,7 @@ def check_shard(
 
 
 def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return by check the rows with impossible lengths, positions, ids or labels, ascending."""
+    """Return, for each check, the rows with impossible lengths, positions, ids or labels, in ascending order."""
     lengths, b_start = examples.lengths, examples.segment_b_start.astype(np.int64)
     has_pairs, masks, labels = config.next_sentence != "none", examples.masks, examples.next_sentence_label
     is_divided = (b_start >= 3) & (b_start <= lengths - 2) if has_pairs else b_start == lengths
@@ -95,7 +95,7 @@ def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) 
 
 
 def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return by check the rows with misplaced special tokens or a wrong number of predictions, for at least one row."""
+    """Return the rows that fail the checks of special tokens and of predictions. `examples` must not be empty."""
     ids, originals, first = examples.input_ids, examples.original_ids, examples.offsets[:-1]
     has_pairs = config.next_sentence != "none"
     # Without pairs, a [SEP] may be anywhere, as it ends a document.

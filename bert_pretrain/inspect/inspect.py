@@ -71,7 +71,7 @@ class Inspection:
 
     @property
     def statistics(self) -> list[list[str]]:
-        """Table rows: a header, then for each statistic its title, its value in each split and the configured value."""
+        """Table rows: a header, then the title, the value in each split and the configured value of each statistic."""
         config = self.folder.config
         columns = {split: self._count(reports) for split, reports in self.reports.items()}
         columns["configuration"] = {
@@ -111,13 +111,12 @@ def inspect(
 ) -> bool:
     """Print examples or statistics of a data folder, write an optional page, and return whether all checks pass.
 
-    Show the rows `chosen`, or `rows` random ones. `rows` defaults to 24 with `html`, to 0 with `stats` alone, and to 3
-    otherwise.
+    Show the rows `chosen`, or `rows` random ones: by default 24 with `html`, 0 with `stats` alone, and otherwise 3.
     """
     if html is not None and html.suffix.lower() not in (".html", ".htm"):  # protect other files from being overwritten
         raise ConfigError(f"'{html.name}' does not end in .html", where="--html", remedy="name it .html")
     folder = DataFolder(data, read_manifest(data, "data", "DATA_DIR"))
-    num_in_terminal = 0 if stats else 3
+    num_in_terminal = 0 if stats else 3  # unless `rows` or `chosen` are given
     num_rows = rows if rows is not None else 24 if html else num_in_terminal
     row_numbers = _choose_rows(folder, split, num_rows, chosen, seed)
     inspection = inspect_rows(folder, split, row_numbers, all_shards=stats or html is not None, workers=workers)

@@ -49,7 +49,7 @@ class RenderedExample(NamedTuple):
 
 
 def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
-    """Return rows of a split, rendered in the order given; read one shard at a time."""
+    """Render rows of a split, in the order of `rows`. Only one shard is in memory at a time."""
     objective = folder.config.next_sentence
     shards, local_rows = locate_rows(folder, split, rows)
     rendered: dict[int, RenderedExample] = {}
@@ -62,7 +62,7 @@ def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: 
 
 
 def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row of a split the number of its shard and its row in that shard."""
+    """Return the index of the shard of each row of a split, and its row in that shard."""
     first_rows = np.cumsum([0, *(record.rows for record in folder.shards(split))])
     shards = np.searchsorted(first_rows, np.array(rows, dtype=np.int64), side="right") - 1
     return shards, np.array(rows, dtype=np.int64) - first_rows[shards]
@@ -71,7 +71,7 @@ def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np
 def _render(
     examples: Examples, index: int, tokenizer: Tokenizer, objective: str, *, split: str, row: int
 ) -> RenderedExample:
-    """Return one example; an invalid one is rendered as far as possible."""
+    """Render one example, as far as possible if it is invalid."""
     ids = examples.input_ids[examples.offsets[index] : examples.offsets[index + 1]].tolist()
     masks, labels, b_start = examples.masks, examples.next_sentence_label, int(examples.segment_b_start[index])
     originals: dict[int, int] = {}  # position -> token id, where a token is predicted

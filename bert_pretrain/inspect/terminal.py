@@ -1,6 +1,6 @@
 """Print an inspection to the terminal: examples with their masks, statistics and checks.
 
-Marks carry the same information as colours, for files, logs and NO_COLOR.
+Marks carry the same information as colors, for files, logs and NO_COLOR.
 """
 
 import os

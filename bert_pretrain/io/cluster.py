@@ -1,8 +1,8 @@
 """Run the tasks of `io/pool.py` on an existing Dask cluster that shares this machine's file system.
 
-Every worker must have the same versions and see the same files as this process; this is checked before any work.
-The scheduler, the workers and everyone who can reach them are trusted, because tasks and results are pickles, which can
-run any code. A `tls://` address limits access to holders of the certificate named in Dask's configuration.
+Every worker must have the same versions and see the same files as this process, which is checked before any task runs.
+Tasks and results are pickles, which can run any code, so you must trust the scheduler, the workers and everyone who can
+reach them. A `tls://` address limits access to holders of the certificate that Dask's configuration names.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from bert_pretrain.io.manifest import library_versions
 CONNECT_SECONDS = 5.0
 WORKERS_SECONDS = 60.0
 _RECOUNT_SECONDS = 5.0
-_MAX_CHECKED_FILES = 16  # they are sent with every task; these are enough to see that the file system is shared
+_MAX_CHECKED_FILES = 16  # sent with every task; enough to detect a file system that is not shared
 _RUN_AGAIN = "run the same command again; it continues where it stopped"
 
 
 class Expectation(NamedTuple):
-    """Holds the paths and facts that a worker must agree on with the process that sends it work."""
+    """The paths and facts that must be the same for a worker and for the process that sends it tasks."""
 
     folders: tuple[str, ...]  # absolute paths that all workers write to
     files: tuple[str, ...]  # absolute paths of inputs and folders that all workers read
@@ -43,7 +43,7 @@ class Expectation(NamedTuple):
 
 
 def _facts(folders: Sequence[str], files: Sequence[str]) -> dict[str, str]:
-    """Return versions, a hash of this package's source, and the state of each path."""
+    """Return the library versions, a hash of this package's source, and the state of each path."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Number of tasks that the cluster runs in parallel; workers may join and leave."""
+        """Number of tasks that run in parallel. It changes when workers join or leave."""
         if time.monotonic() - self._counted_at > _RECOUNT_SECONDS:
             self._num_workers = sum(self._client.nthreads().values())
             self._counted_at = time.monotonic()
@@ -108,7 +108,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> Iterator[Cluster]:
-    """Connect to a scheduler and yield its cluster, after checking the files and versions of all its workers.
+    """Connect to a scheduler, check the files and versions of all its workers, and yield its cluster.
 
     This process and the workers write to `folders` and read `files`, which may include folders.
     """
@@ -165,7 +165,7 @@ def _wait_for_worker(client: Any, address: str) -> None:
 
 
 def _check_workers(client: Any, expectation: Expectation) -> None:
-    """Compare all workers with this process. Each must see a new file of a random name in each folder."""
+    """Compare all workers with this process. Each must see a new file with a random name in each folder."""
     probes = [f"{folder}/.cluster-{secrets.token_hex(16)}.tmp" for folder in expectation.folders]
     try:
         for probe in probes:
@@ -189,9 +189,9 @@ def _mismatch(worker: str, details: str) -> DataError:
 
 
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
-    """Run one task on this worker. Check the worker first, because it may have joined after the start."""
+    """Run one task on this worker. Check the worker first, because it may have joined after `_check_workers`."""
     _check_this_worker(expectation)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already run in parallel
     return function(task)
 
 

@@ -4,7 +4,7 @@ import functools
 import os
 from pathlib import Path
 
-owns_process = False  # True in our commands, which may set the allocator and compiler; a notebook is not ours to change
+owns_process = False  # True in our commands, which may configure the allocator and compiler; an import may not
 
 
 def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -18,13 +18,13 @@ def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def is_first_rank() -> bool:
-    """Whether this is the only process, or rank 0 of a process group that `torchrun` started."""
+    """Return whether this is the only process, or rank 0 of a process group that `torchrun` started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @functools.cache
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the CPU feature for bf16 matrix products, or None if there is none or it is not Linux on x86."""
+    """Return the name of the CPU feature for bf16 matrix products. None without one, or if this is not Linux on x86."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

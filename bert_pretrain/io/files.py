@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, JSON and folders with checksums, and local paths that users give."""
+"""Write files and folders atomically, read and write JSON and folders with checksums, and check local paths."""
 
 import contextlib
 import errno
@@ -11,12 +11,9 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 LOCK = ".lock"
 STATUS = "status.json"
@@ -28,7 +25,7 @@ _DIGEST_KEY = "content_sha256"
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL for fsspec, not a local path."""
+    """Return whether a location is a URL for fsspec, not a local path."""
     return "://" in location
 
 
@@ -42,9 +39,9 @@ def local_path(location: str | Path, flag: str) -> Path:
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
-    """Return a remedy that names the subfolder that was probably meant, or None.
+    """Return a remedy that names the subfolder that the user probably meant, or None.
 
-    It is the newest folder with a `file` that matches the first pattern with such matches.
+    Tries the patterns in order. The first one that matches folders with a `file` gives the newest of these folders.
     """
     for pattern in patterns:
         if matches := [match for match in folder.glob(pattern) if (match / file).is_file()]:
@@ -54,7 +51,7 @@ def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the parent folder, which must exist. It replaces `path` on success."""
+    """Yield a temporary path, which replaces `path` on success. The parent folder must exist."""
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -69,7 +66,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder, which replaces `path` on success.
 
-    The old folder is moved aside first. The next writer moves it back if the process is killed in between.
+    The old folder is first moved aside. If the process is killed before the replacement, the next writer restores it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(path)
@@ -84,7 +81,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 os.replace(path, _temporary_name(path, _REPLACED_SUFFIX))
             os.replace(temporary, path)
         except OSError as error:
-            # Another machine may have finished the same task meanwhile, with the same result.
+            # Another machine may have finished the same task in the meantime, with the same result.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         finally:
@@ -100,7 +97,7 @@ def _temporary_name(path: Path, suffix: str = ".tmp") -> Path:
 
 
 def _restore(path: Path) -> None:
-    """Move the old folder back if its replacement is missing, otherwise remove it."""
+    """Restore the old folder if its replacement is missing. Otherwise remove the old folder."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED_SUFFIX}"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -109,12 +106,12 @@ def _restore(path: Path) -> None:
 
 
 def is_bookkeeping(path: Path) -> bool:
-    """Whether a path is our lock, the status of a run, or a temporary of a killed writer."""
+    """Return whether a path is our lock, the status of a run, or a temporary path of a killed writer."""
     return path.name in (LOCK, STATUS) or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove temporaries that killed writers left in `folder`, and restore the folders that they moved aside."""
+    """Remove temporary paths that killed writers left in `folder`, and restore the folders that they moved aside."""
     for old in folder.glob(f".*{_REPLACED_SUFFIX}"):
         _restore(folder / old.name[1:].rsplit(".", 3)[0])
     for leftover in folder.glob(".*.tmp"):
@@ -125,7 +122,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move the content of a folder, except its lock, to a new folder next to it, and return the new folder."""
+    """Move the content of a folder, except its lock, to a new folder next to it. Return the new folder."""
     folder = folder.resolve()  # the name of `.` is empty
     aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
@@ -147,16 +144,8 @@ def _flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def save_array(path: Path, values: "np.ndarray") -> None:
-    """Write an `.npy` file atomically."""
-    import numpy as np
-
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.save(file, values)
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically. Bytes of file names that are not UTF-8 are escaped as in JSON."""
+    """Write a text file atomically. Bytes of file names that are not UTF-8 are escaped, for example as `\\udcff`."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -172,7 +161,7 @@ def json_text(value: object) -> str:
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with a SHA-256 of its content, which `read_json` checks and removes."""
+    """Write a JSON file atomically, with a SHA-256 of its content that `read_json` checks and removes."""
     write_text(path, checked_json_text(value))
 
 
@@ -242,14 +231,14 @@ def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a folder has checksums. Folders that other programs wrote have none."""
+    """Return whether a folder has checksums. Folders that other programs wrote have none."""
     return (folder / CHECKSUMS).is_file()
 
 
 def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, check_hashes: bool = True) -> str | None:
-    """Describe the first damage of a sealed folder, or return None.
+    """Describe the first damage of a sealed folder, or return None if there is none.
 
-    Check all files, or only those in `names`. Without `check_hashes`, only sizes are compared.
+    Checks all files, or only those in `names`. Without `check_hashes`, compares only the sizes.
     """
     if not is_sealed(folder):
         return f"{CHECKSUMS} is missing"

@@ -12,7 +12,6 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import is_url
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
 _MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB, but the header of a file can ask for gigabytes
 
@@ -34,7 +33,7 @@ def open_raw(location: str) -> BinaryIO:
 
     with _url_errors(location):
         stream = fsspec.open(location, "rb").open()
-    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _BUFFER_BYTES))
+    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), 1 << 20))
 
 
 @contextlib.contextmanager
@@ -62,23 +61,23 @@ def matching_urls(url: str) -> list[str]:
 
 
 def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes, or None, and a string that changes with its content, or `""`."""
+    """Return the size of a file in bytes and a string that changes with its content, None and `""` if unknown."""
     import fsspec
 
     with _url_errors(url):
         filesystem, path = fsspec.core.url_to_fs(url)
         info = filesystem.info(path)
-    # Names that file systems use, the most reliable first.
+    # The names that file systems use for such a string, the most reliable first.
     names = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
     return info.get("size"), next((f"{name}:{info[name]}" for name in names if info.get(name)), "")
 
 
 class _RemoteStream(io.RawIOBase):
-    """Wraps an fsspec stream in the interface of `io`, with `OSError` for all errors of reading."""
+    """Wraps an fsspec stream in the interface of `io`, and raises `OSError` for every error of reading."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        try:  # `seekable()` is true even if the server cannot send a part of a file
+        try:  # `stream.seekable()` is true even if the server cannot send a part of a file
             stream.seek(1)
             stream.seek(0)
             self._is_seekable = True

@@ -1,8 +1,8 @@
 """Manifests and locks of output folders.
 
-A stage claims its folder with an identity: all values that change the bytes of its output. While it runs, the identity
-is in `manifest.partial.json`; `manifest.json` is written last and replaces it. The same command can therefore resume,
-or find that its output is complete, and a different command is refused with a list of the differences.
+A stage claims its folder with an identity: all values that determine the bytes of its output. While it runs, the
+identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same command can therefore
+resume, or find that its output is complete. A different command fails with a list of the differences.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 _STAGE_COMMANDS = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}
 _STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}  # of the command `run`
-_MAX_DIFFERENCES = 20
 _ABSENT = object()  # marks a key that only one of two dictionaries has
 
 
@@ -46,7 +45,7 @@ def library_versions() -> dict[str, str]:
 
 
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Claim a folder that the caller has locked, and return its progress from earlier runs of the same command.
+    """Claim a folder that the caller has locked. Return its progress from earlier runs of the same command.
 
     `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside.
     """
@@ -57,7 +56,7 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
         folder.mkdir(parents=True, exist_ok=True)
         write_checked_json(folder / PARTIAL, _record(kind, identity))
     elif progress is Progress.COMPLETE:
-        (folder / PARTIAL).unlink(missing_ok=True)  # of a command that was killed at its very end
+        (folder / PARTIAL).unlink(missing_ok=True)  # left by a command that was killed at its end
     return progress
 
 
@@ -78,7 +77,7 @@ def set_aside(folder: Path) -> None:
 
 
 def is_restarted() -> bool:
-    """Whether torchrun or Slurm has restarted this process."""
+    """Return whether torchrun or Slurm has restarted this process."""
     return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
@@ -95,8 +94,8 @@ def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
         return Progress.NEW  # empty, or claimed by a command that failed before it wrote any output
     old = read_record(folder)
     if changes := _differences({key: old.get(key) for key in record}, record):
-        if (num_more := len(changes) - _MAX_DIFFERENCES) > 0:
-            changes[_MAX_DIFFERENCES:] = [f"… and {num_more:,} more"]
+        if len(changes) > 20:
+            changes[20:] = [f"… and {len(changes) - 20:,} more"]
         what = "\n    ".join([f"{folder} was written by another command or configuration:", *changes])
         where = str(folder / (MANIFEST if MANIFEST in names else PARTIAL))
         remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
@@ -151,21 +150,21 @@ def reopen(folder: Path) -> None:
 
 
 def is_output(folder: Path) -> bool:
-    """Whether a folder is a finished or unfinished output of a stage."""
+    """Return whether a folder is a finished or unfinished output of a stage."""
     try:
         record = read_record(folder)
     except DataError:
         return False
-    return record.get("kind") in [*FORMAT_VERSIONS] and "identity" in record
+    return record.get("kind") in list(FORMAT_VERSIONS) and "identity" in record  # a damaged kind may be unhashable
 
 
 def is_output_or_empty(folder: Path) -> bool:
-    """Whether a folder is an output, empty or missing."""
+    """Return whether a folder is an output, empty or missing."""
     return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished vocab, data or run output. Raise DataError, which names `flag`, otherwise."""
+    """Return the manifest of a finished `vocab`, `data` or `run` output. Otherwise raise DataError, naming `flag`."""
     command = _STAGE_COMMANDS[kind]
     remedy = did_you_mean(folder, _STAGE_FOLDERS[kind], MANIFEST) or f"name a folder that '{command}' wrote"
     record = read_record(folder)
@@ -199,9 +198,9 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes, and create it if needed. Process exit frees the lock.
+    """Lock a folder against other processes, and create it if needed. The lock ends with the process.
 
-    If another process has the lock, wait for it with `waits`, otherwise raise OutputError.
+    If another process has the lock, wait if `waits` is True, otherwise raise OutputError.
     """
     lock, is_new = folder / LOCK, not folder.exists()
     with contextlib.ExitStack() as stack:
@@ -225,7 +224,7 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise OutputError if `exclusive` could not create its lock in a folder. Creates nothing."""
+    """Raise OutputError if `exclusive` could not create its lock in a folder. Does not create anything."""
     if os.path.lexists(folder) and not folder.is_dir():  # also true for a broken link
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -266,7 +265,7 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether another process has locked a folder."""
+    """Return whether another process has locked a folder."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,7 +275,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def is_in_place(file: IO[Any], path: Path) -> bool:
-    """Whether an open file is still the file at `path`."""
+    """Return whether an open file is still the file at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:

@@ -1,7 +1,7 @@
 """Run tasks in parallel, on this machine or a cluster, and yield the results in task order with a progress bar.
 
-Tasks are idempotent and write separate outputs, so they may run anywhere, at any time and more than once. Only a
-bounded number of tasks is submitted ahead of the consumer, so waiting results cannot fill the memory.
+Tasks must be idempotent and write separate outputs, so that they can run anywhere, in any order and more than once.
+Only a bounded number of tasks is submitted before the consumer takes their results, which bounds the memory.
 """
 
 import concurrent.futures
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD_PER_WORKER = 2  # submitted past the first unfinished task, so that one slow task does not stop the rest
-_STALL_SECONDS = 60.0  # without a finished task, before the pool reports a reason
+_TASKS_AHEAD_PER_WORKER = 2  # submitted from the next task to yield on, so that one slow task does not stop the rest
+_STALL_SECONDS = 60.0  # without a finished task, until the pool reports a reason
 
 Pool = Union["LocalPool", "Cluster"]
 
@@ -47,9 +47,9 @@ def run_each(
     """Call `function` on every task and yield the results lazily, in task order.
 
     Worker processes import `function` by name and receive tasks as pickles. A task advances the progress bar by its
-    weight in `unit`, 1 by default; the unit `B` is scaled to megabytes.
+    weight, 1 by default. If `unit` is `B`, the bar shows units such as kB and MB.
 
-    `workers` is a pool, or the number of processes for this call only; 1 runs everything in this process. To stop
+    `workers` is a pool, or the number of processes for this call only. With 1, everything runs in this process. To stop
     workers immediately on an interruption between results, open a pool and pass it.
     """
     if isinstance(workers, int):
@@ -67,7 +67,7 @@ def run_each(
         try:
             yield from _run_on(workers, function, tasks, description, lambda index: bar.update(weights[index]))
         except BaseException as error:
-            # Outputs are atomic, so the remaining tasks can be dropped on an error or interruption.
+            # Outputs are atomic, so the remaining tasks can be killed on an error or interruption.
             workers.stop()
             if explanation := workers.explain(error, description):
                 raise explanation from error
@@ -153,7 +153,7 @@ class LocalPool:
         return UserError(what, where=description, remedy=remedy)
 
     def report_stall(self) -> None:
-        """Say why no task has finished for a while. Does nothing here: the executor raises when a worker dies."""
+        """Print why no task has finished for a while. Does nothing here: the executor raises when a worker dies."""
 
     def stop(self) -> None:
         """Cancel all submitted tasks immediately. The pool cannot be used again."""
@@ -168,7 +168,7 @@ class LocalPool:
 
 
 def _start_worker() -> None:
-    """Disable threads of `tokenizers`, and exit when the parent process does."""
+    """Disable the threads of `tokenizers`, and exit when the parent process exits."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # By default tqdm makes a multiprocessing lock, a semaphore that a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())

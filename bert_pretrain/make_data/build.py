@@ -1,4 +1,4 @@
-"""Build a shard: cut its text into windows, pair them, assemble the examples, mask and write them.
+"""Build a shard: cut its text into windows, form pairs, assemble and mask the examples, and write them.
 
 A shard depends only on (store, configuration, seed, shard number), so shards can be built anywhere and in any order.
 """
@@ -27,14 +27,14 @@ from bert_pretrain.make_data.pairs import (
 from bert_pretrain.make_data.plan import Plan, locate_slices, shard_slices
 from bert_pretrain.make_data.token_store import ShardText
 
-RECORDS = ".records"  # folder of the records of finished shards, until the output is complete
-CLAIM = "claim"
+RECORDS = ".records"  # folder with the results of finished shards, until the output is complete
+CLAIM = "claim"  # file in that folder: the fingerprint of the plan
 
 
 def open_records(plan: Plan) -> None:
-    """Create the output folders, remove leftovers of killed writers, and write the claim of this plan.
+    """Create the output folders, remove temporary files of killed writers, and record the fingerprint of the plan.
 
-    Records of another plan's shards are removed, for example after a library was upgraded.
+    Results of another plan are removed, for example after a library was upgraded.
     """
     claim = plan.output / RECORDS / CLAIM
     if claim.is_file() and claim.read_text(encoding="utf-8") != plan.fingerprint:
@@ -53,8 +53,8 @@ def shard_name(split: str, number: int) -> str:
 def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str | None]:
     """Build and write a shard, given as (split, number), unless it exists undamaged.
 
-    Returns its JSON result and a description of the damage, if any. The result has the shard's `record`, its
-    `statistics`, and the `token_counts` of its text before masking.
+    Returns its JSON result, and a description of the damage of an earlier file, if any. The result has the shard's
+    `record`, its `statistics`, and the `token_counts` of its text before masking.
     """
     split, number = shard
     file = plan.output / RECORDS / f"{split}-{number:05d}.json"
@@ -88,7 +88,7 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
-    # On a cluster, this task may still run after its command was killed and another one has taken over the output.
+    # On a cluster, this task may still run after its command was killed and another command has claimed the output.
     if (plan.output / RECORDS / CLAIM).read_text(encoding="utf-8") != plan.fingerprint:
         raise DataError("another command writes to this output", where=str(plan.output), remedy="wait for that command")
     record = write_shard(plan.output, shard_name(split, number), examples)
@@ -103,14 +103,14 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
     """Read the text of a shard's slices, (3, slices).
 
-    Next-sentence pairs need two documents. If all windows come from one, donors of random Bs are read too, slices of
-    other shards: first a few, then many.
+    Next-sentence pairs need windows of two documents. If all windows come from one document, also read slices of other
+    shards as donors of random Bs: 64 slices or, if these are not enough, 4,096.
     """
     look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
     for num_donors in (0, 64, 4096):
         positions = np.arange(num_documents)
         if num_donors < num_documents:
-            positions = stream("lenders").integers(0, num_documents, num_donors)
+            positions = stream("lenders").integers(0, num_documents, num_donors)  # the name decides the draws
         donors = locate_slices(plan, split, positions)
         donors = donors[:, ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])]
         with_donors = np.concatenate([slices, donors], axis=1)

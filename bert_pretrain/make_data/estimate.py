@@ -1,6 +1,6 @@
 """The dry run of `make-data`: estimate examples, memory, disk space and time from a sample.
 
-The start of some inputs goes through the steps of a real run, in a temporary folder. The results are scaled.
+The dry run processes the start of some inputs like a real run, in a temporary folder, and scales the results.
 """
 
 import codecs
@@ -42,7 +42,7 @@ _BLOCK_BYTES = 1 << 13
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated output and resources of a run."""
+    """The estimated output of a run, and the resources that it needs."""
 
     documents: float
     tokens: float
@@ -69,8 +69,8 @@ class Estimate:
         )
 
 
-def _bytes(number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+def _bytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, examine: bool = False) -> Estimate:
@@ -82,8 +82,10 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         chosen = [examined(source, data, whole_words=tokenizer.whole_words) for source in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        samples, shares = _read_samples(folder, chosen, sizes, data)
-        scales = represented / shares
+        bar = enumerate(progress_bar(chosen, desc="sample", unit="input"))
+        sampled = [sample_source(source, folder / f"{index}.txt", int(sizes[index]), data) for index, source in bar]
+        samples, shares = zip(*sampled, strict=True)
+        scales = represented / (np.array(shares) / [source.fraction for source in chosen])
         shard, first_seconds, store_seconds = _write_store(folder, samples, tokenizer, data)
         counts = shard["parts"]
         tokens = np.array([each["tokens"] for each in counts])
@@ -98,10 +100,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no second document for random Bs, but the corpus may. `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        _build(folder / "first", counts, chosen, tokenizer, data)  # not timed: start-up costs must not be scaled
-        start = time.process_time()
-        built, text_tokens = _build(folder / "data", counts, chosen, tokenizer, data)
-        build_seconds = time.process_time() - start
+        built, text_tokens, build_seconds = _build(folder, counts, chosen, tokenizer, data)
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         summary.warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
@@ -111,7 +110,9 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
     copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the corpus
-    held_out = _held_out_share(scaled, sources, chosen, data) * distinct
+    held_out = float(scaled[[source.is_validation for source in chosen]].sum() / scaled.sum())
+    if not held_out or is_mix(sources, data):
+        held_out += data.validation_fraction * (1 - held_out)
     mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
     times_seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
     shard_tokens = mean_length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
@@ -122,10 +123,10 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
-        held_out=scale * held_out * rows,
+        held_out=scale * (held_out * distinct) * rows,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
-        # The first run also tokenizes new words. Their number grows with about the 0.55th power of the text's length.
+        # The first run also tokenizes new words. Their number grows with about the 0.55th power of the text length.
         core_seconds=scale * (store_seconds + copies * build_seconds) + (first_seconds - store_seconds) * scale**0.55,
         times_seen=times_seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
         worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenizing, building a shard
@@ -133,24 +134,12 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     )
 
 
-def _read_samples(
-    folder: Path, sources: Sequence[Source], sizes: np.ndarray, config: DataConfig
-) -> tuple[list[ByteRange], np.ndarray]:
-    """Read samples of `sizes` bytes; return them, and the share of each in its source."""
-    samples, shares = [], []
-    for number, source in enumerate(progress_bar(sources, desc="sample", unit="input")):
-        sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), config)
-        samples.append(sample)
-        shares.append(share / source.fraction)
-    return samples, np.array(shares)
-
-
 def _write_store(
     folder: Path, samples: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig
 ) -> tuple[dict[str, Any], float, float]:
-    """Write the store shard of the samples twice, and return its summary and the seconds of both runs.
+    """Write the store shard of the samples twice, and return its summary and the CPU seconds of both runs.
 
-    The second run finds all words in the tokenizer's cache.
+    In the second run, all words are in the cache of the encoder.
     """
     seconds = []
     for number in (1, 0):
@@ -160,29 +149,22 @@ def _write_store(
     return shard, seconds[0], seconds[1]
 
 
-def _held_out_share(
-    tokens: np.ndarray, sources: Sequence[Source], chosen: Sequence[Source], config: DataConfig
-) -> float:
-    """Return the share of held-out tokens, given the tokens of each chosen source."""
-    held_out = float(tokens[[source.is_validation for source in chosen]].sum() / tokens.sum())
-    if not held_out or is_mix(sources, config):
-        held_out += config.validation_fraction * (1 - held_out)
-    return held_out
-
-
 def _build(
-    output: Path, counts: list[dict[str, int]], sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfig
-) -> tuple[list[dict[str, Any]], int]:
-    """Build the shards of one copy of the sample, and return their results and the number of tokens of the text."""
+    folder: Path, counts: list[dict[str, int]], sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[dict[str, Any]], int, float]:
+    """Build the shards of one copy of the sample; return their results, the tokens of the text, and CPU seconds."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     sources = [replace(source, weight=1.0, is_validation=False) for source in sources]
-    plan, _ = make_plan(TokenStore(output.parent, 1), counts, sources, tokenizer, output, once)
-    open_records(plan)
-    return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]
+    for name in ("first", "data"):  # only the second run is timed, because start-up costs must not be scaled
+        start = time.process_time()
+        plan, _ = make_plan(TokenStore(folder, 1), counts, sources, tokenizer, folder / name, once)
+        open_records(plan)
+        built = [build_shard(plan, shard)[0] for shard in plan.shards]
+    return built, plan.tokens["train"], time.process_time() - start
 
 
 def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
-    """Choose the inputs to sample, separately for large and small inputs. Only one of equal inputs is sampled.
+    """Choose the inputs to sample, separately for large and small inputs. Of equal inputs, only the first is sampled.
 
     Returns for each: its index, how many inputs it represents, how many bytes to read, and how many inputs equal it.
     """
@@ -193,25 +175,26 @@ def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
         by_size.setdefault(size, []).append(index)
     equal: dict[int, list[int]] = {}
     chosen = []
-    for group in ([index for index, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
-        known = np.array([sizes[index] or SAMPLE_BYTES for index in group], dtype=np.int64)
-        number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(known.mean())))
-        rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
-        size = SAMPLE_BYTES // len(rows) // len(set(is_large))
-        represented = float(known.sum() / known[rows].sum())
-        firsts: Counter[tuple[int, int]] = Counter()  # by the first of equal inputs and their number
+    for kind in set(is_large):
+        group = [index for index, large in enumerate(is_large) if large is kind]
+        num_bytes = np.array([sizes[index] or SAMPLE_BYTES for index in group], dtype=np.int64)
+        num_samples = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(num_bytes.mean())))
+        rows = np.unique(np.linspace(0, len(group) - 1, num_samples).astype(int))
+        sample_bytes = SAMPLE_BYTES // len(rows) // len(set(is_large))
+        represented = float(num_bytes.sum() / num_bytes[rows].sum())
+        times_chosen: Counter[tuple[int, int]] = Counter()  # by the first of equal inputs and their number
         for index in (group[row] for row in rows.tolist()):
             if index not in equal:
                 equal |= _equal_inputs(sources, by_size[sizes[index]])
-            firsts[equal[index][0], len(equal[index])] += 1
-        chosen += [(index, represented * times, size, repeats) for (index, repeats), times in firsts.items()]
+            times_chosen[equal[index][0], len(equal[index])] += 1
+        chosen += [(index, represented * times, sample_bytes, n) for (index, n), times in times_chosen.items()]
     return sorted(chosen)
 
 
 def _equal_inputs(sources: Sequence[Source], indices: Sequence[int]) -> dict[int, list[int]]:
-    """Map each of some inputs of the same size to its equals: same split, same weight and same first bytes.
+    """Map each of some inputs of the same size to the inputs that equal it in split, weight and first bytes.
 
-    Datasets and URLs equal only themselves.
+    A data set or URL equals only itself.
     """
     equal: dict[int, list[int]] = {}
     kinds: dict[tuple[object, ...], list[int]] = {}
@@ -257,10 +240,10 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
 
 
 def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
-    """Return which share of an input its first `num_bytes` bytes are, after reading them from `file`.
+    """Estimate the share of an input in its first `num_bytes` bytes, which the caller has read from `file`.
 
-    A decompressor reads `raw` ahead of its output: by up to 128 KiB, or by a block of 900 KB. So 2 MiB more are read,
-    and then on until `raw` has moved, up to 64 MiB, as a kilobyte can unpack to gigabytes.
+    A decompressor reads `raw` ahead of its output, by 128 KiB or a block of 900 KB. So this function reads 2 MiB more.
+    It continues until the position of `raw` changes, up to 64 MiB, because a kilobyte can unpack to gigabytes.
     """
     position, total_bytes = raw.tell(), num_bytes
     measured = None

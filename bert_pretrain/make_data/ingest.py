@@ -1,4 +1,4 @@
-"""Raw text to the token store: workers turn groups of byte ranges of the inputs into store shards.
+"""Write the token store: workers turn groups of byte ranges of the inputs into store shards.
 
 Text is read, split into sentences, tokenized and appended block by block, so memory does not grow with the size of byte
 ranges or documents. Dropped text is counted by reason.
@@ -52,9 +52,9 @@ _CUTS, _SUMMARY = "parts.json", "summary.json"
 def ingest(
     sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], TokenStore]:
-    """Fill the token store, and return the statistics of the corpus and the store."""
+    """Tokenize all inputs into the token store; return the statistics of the corpus, and the store."""
     if config.word_segmenter is not None:
-        jieba()  # a clear error if it is missing; `store_key` needs its version
+        jieba()  # raises a clear error if it is missing; `store_key` needs its version
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder, waits=True):  # another command may be filling the same store
@@ -64,7 +64,7 @@ def ingest(
         work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
         try:
             results = list(run_each(work, tasks, workers=pool, description="tokenize", **progress))
-        except InputError:  # running the same command again would fail too, so the unpacked text is of no use
+        except InputError:  # the same command would fail again, so nothing can reuse the unpacked text
             _remove_unpacked(folder)
             raise
         remove_temporaries(folder)  # left by workers that were killed
@@ -91,8 +91,8 @@ def ingest(
 def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
     """Return groups of byte ranges of all inputs, in order. The cuts are saved in the store and reused by later runs.
 
-    A few large archives or files that are not UTF-8 would leave cores idle, because each is one task. They are unpacked
-    into the store as UTF-8 and removed when everything is tokenized.
+    Each archive, and each file that is not UTF-8, is one task, so a few large ones would leave cores idle. These are
+    unpacked into the store as UTF-8, and removed when everything is tokenized.
     """
     archives = [each for each in sources if each.is_local and each.has_documents_at_lines and each.needs_decoding]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
@@ -118,7 +118,7 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
 
 
 def _ensure_unpacked(part: ByteRange) -> None:
-    """Unpack the archive of a byte range, if there is one and it is not unpacked yet."""
+    """Unpack the archive of a byte range to `part.unpacked`, unless that is None or exists already."""
     if part.unpacked is None or part.unpacked.exists():
         return
     with ByteRange(part.source).open() as packed, atomic_path(part.unpacked) as temporary, temporary.open("wb") as file:
@@ -138,7 +138,7 @@ def ensure_store_shard(
 ) -> tuple[dict[str, Any], str | None]:
     """Write a store shard, given as (byte ranges, folder), unless it exists undamaged.
 
-    Returns its summary, and a description of the damage, if any.
+    Returns its summary, and a description of the damage of an earlier folder, if any.
     """
     parts, folder = shard
     damage = None
@@ -161,7 +161,7 @@ def ensure_store_shard(
 def write_store_shard(
     parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> dict[str, Any]:
-    """Tokenize byte ranges of the inputs into a store shard, atomically, and return its summary."""
+    """Tokenize byte ranges of the inputs, write the store shard atomically, and return its summary."""
     with atomic_folder(folder) as temporary:
         with ExitStack() as stack:
             writer = _StoreWriter(temporary, tokenizer, config, len(parts), stack)
@@ -178,7 +178,7 @@ def write_store_shard(
 
 
 class _StoreWriter:
-    """Appends sentences to the arrays of a store shard, block by block."""
+    """Tokenizes sentences and appends them to the arrays of a store shard, block by block."""
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, config: DataConfig, num_parts: int, stack: ExitStack
@@ -198,7 +198,7 @@ class _StoreWriter:
         self._sentence_offsets.append(np.zeros(1))
         self._document_offsets.append(np.zeros(1))
         self._clear()
-        # Numbers of stored sentences, read sentences, tokens and [UNK]: in all, and up to the end of the last document.
+        # Numbers of stored sentences, read sentences, tokens and [UNK]: in total, and up to the last document's end.
         self._written = self._at_last_end = np.zeros(4, dtype=np.int64)
         self._hash = hashlib.blake2b(digest_size=8)  # of the document that has not ended yet
         self._part_counts = np.zeros((num_parts, 4), dtype=np.int64)  # documents, sentences, tokens, [UNK]
@@ -208,11 +208,11 @@ class _StoreWriter:
 
     def _clear(self) -> None:
         self._sentences: list[str] = []
-        self._ends: list[tuple[int, int]] = []  # of documents: number of sentences so far, and byte range
+        self._ends: list[tuple[int, int]] = []  # for each document end: number of sentences before it, and byte range
         self._num_characters = 0
 
     def add(self, sentences: list[str], num_characters: int, part: int | None) -> None:
-        """Add sentences of a document. `part` is the byte range that counts it if it ends here, else None."""
+        """Add sentences of a document. `part` is the index of its byte range if the document ends here, else None."""
         self._sentences += sentences
         self._num_characters += num_characters
         if part is not None:
@@ -224,7 +224,7 @@ class _StoreWriter:
         """Tokenize and write the sentences added since the last call, and the ends of their documents."""
         ids, lengths = self._encode(self._sentences)
         self._count_repeated(self._sentences)
-        # A sentence of control characters has no token. A document of such sentences counts as empty.
+        # A sentence of control characters has no tokens. A document without tokens counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self.counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
         offsets, first_stored = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
@@ -249,7 +249,7 @@ class _StoreWriter:
         self._clear()
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of sentences, and the number of ids per sentence. With a segmenter, write `continues_word`."""
+        """Return the ids of sentences, and the number of ids of each. With a segmenter, also write `continues_word`."""
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
         ids, chunk_starts, offsets = self._encoder.encode_chunks(text, starts)
@@ -261,9 +261,9 @@ class _StoreWriter:
         return ids, lengths
 
     def _hashes(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the hashes of the documents that end at these tokens, (ends,) uint64.
+        """Return the hashes of the documents that end at the token positions `ends`, (ends,) uint64.
 
-        Tokens after the last end go into the hash of the next document.
+        Tokens after the last end are part of the next document's hash.
         """
         hashes = []
         for start, end in itertools.pairwise([0, *ends.tolist()]):
@@ -276,13 +276,13 @@ class _StoreWriter:
     def _count_repeated(self, sentences: list[str]) -> None:
         """Count sentences by their first 200 characters. To bound memory, drop the rarest when there are too many."""
         while sentences:
-            # Drops happen after fixed numbers of sentences, so the counts do not depend on the size of blocks.
-            number = COUNT_BLOCK_SENTENCES - self._num_counted % COUNT_BLOCK_SENTENCES
-            self._repeats.update([sentence[:200] for sentence in sentences[:number]])
-            self._num_counted += min(number, len(sentences))
+            # Drop after fixed numbers of sentences, so that the counts do not depend on the calls of `write`.
+            num_until_drop = COUNT_BLOCK_SENTENCES - self._num_counted % COUNT_BLOCK_SENTENCES
+            self._repeats.update([sentence[:200] for sentence in sentences[:num_until_drop]])
+            self._num_counted += min(num_until_drop, len(sentences))
             if len(self._repeats) > MAX_COUNTED and self._num_counted % COUNT_BLOCK_SENTENCES == 0:
                 self._repeats = Counter(_frequent(self._repeats, MAX_COUNTED // 2))
-            sentences = sentences[number:]
+            sentences = sentences[num_until_drop:]
 
     def summary(self) -> dict[str, Any]:
         """Return the counts of each byte range and of the store shard, for its `summary.json`."""
@@ -294,16 +294,13 @@ class _StoreWriter:
         }
 
 
-def _frequent(counts: Counter[str], number: int) -> dict[str, int]:
-    """Return the `number` most frequent sentences that occur more than once."""
+def _frequent(counts: Counter[str], limit: int) -> dict[str, int]:
+    """Return the counts of the most frequent sentences, at most `limit`, that occur more than once."""
     repeated = [(-count, sentence) for sentence, count in counts.items() if count > 1]
-    return {sentence: -count for count, sentence in heapq.nsmallest(number, repeated)}
+    return {sentence: -count for count, sentence in heapq.nsmallest(limit, repeated)}
 
 
-@lru_cache(maxsize=1)
-def _encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the encoder of this process, which caches words that it has tokenized."""
-    return Encoder(tokenizer)
+_encoder = lru_cache(maxsize=1)(Encoder)  # kept for the process, because an encoder caches the words it has tokenized
 
 
 class GrowingArray:
@@ -320,7 +317,7 @@ class GrowingArray:
         self.size += len(values)
 
     def _write_header(self) -> None:
-        # numpy leaves room in the header for a larger first dimension.
+        # NumPy pads the header, so that the first dimension can grow in place.
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
         self._file.seek(0)
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -336,32 +333,26 @@ class GrowingArray:
 def continues_word(text: np.ndarray, chunk_starts: np.ndarray) -> np.ndarray:
     """Return which chunks are CJK characters inside a word, (chunks,) bool.
 
-    `text` is valid UTF-8, (bytes,) uint8. `chunk_starts` ascend, (chunks,). The tokenizer makes every CJK character a
-    chunk, so the words are found by a segmenter.
+    `text` is valid UTF-8, (bytes,) uint8. `chunk_starts` are ascending byte positions, (chunks,). The tokenizer makes
+    every CJK character a chunk, so a segmenter finds the words.
     """
     leads = cjk_leads(text)
     if leads is None:
         return np.zeros(len(chunk_starts), dtype=bool)
-    is_inside = leads[chunk_starts] & ~_word_starts(text)[chunk_starts]
+    words = jieba().cut(text.tobytes().decode())
+    word_offsets = ragged.offsets_of(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
+    characters = np.flatnonzero((text & 0xC0) != 0x80)  # the first byte of each
+    assert word_offsets[-1] == len(characters)
+    is_word_start = np.zeros(len(text), dtype=bool)
+    is_word_start[characters[word_offsets[:-1]]] = True
+    is_inside = leads[chunk_starts] & ~is_word_start[chunk_starts]
     is_inside[1:] &= leads[chunk_starts[:-1]] & (np.diff(chunk_starts) == 3)
     is_inside[:1] = False
     return is_inside
 
 
-def _word_starts(text: np.ndarray) -> np.ndarray:
-    """Return whether each byte is the first of a word, (bytes,) bool."""
-    words = jieba().cut(text.tobytes().decode())
-    characters = np.flatnonzero((text & 0xC0) != 0x80)
-    is_start = np.zeros(len(text), dtype=bool)
-    ends = np.cumsum(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
-    assert ends[-1] == len(characters)
-    is_start[characters[ends[:-1]]] = True
-    is_start[0] = True
-    return is_start
-
-
 def jieba() -> Any:
-    """Import the segmenter. Raise ConfigError if it is not installed."""
+    """Import and return the segmenter `rjieba`. Raise ConfigError if it is not installed."""
     otherwise = ", or mask single characters: --set data.word_segmenter=characters"
     with needs_extra("chinese", "whole Chinese words", where="data.word_segmenter", otherwise=otherwise):
         import rjieba

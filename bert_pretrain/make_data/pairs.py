@@ -1,14 +1,14 @@
-"""Text to examples: divide windows of text into A and B, balance the labels, and assemble the examples.
+"""Turn text into examples: divide windows of text into A and B, balance the labels, and assemble the examples.
 
 `tests/make_data/reference.py` is the same algorithm in plain Python, without arrays. A test compares the two.
 
 * Next sentence (Devlin et al., 2018, section 3.1, task 2): windows are sorted by boundary type and length of their B.
-  One of every two neighbours gets the label 1. It exchanges its B with a window of another document that has the same
-  boundary type and about the same length.
+  In every two neighbors, one window gets the label 1. It exchanges its B with a window of another document whose B has
+  the same boundary type and about the same length.
 * Sentence order (Lan et al., 2019, section 3.1): windows with the label 1 swap their A and B.
 * No pairs (Liu et al., 2019, section 4.2): full sentences are packed up to `max_seq_length`, across documents.
 
-Neither lengths nor boundaries give a hint of the label.
+Neither lengths nor boundaries reveal the label.
 """
 
 import bisect
@@ -57,13 +57,13 @@ def cut_windows(
 ) -> Segments:
     """Cut the whole text into windows, and divide each window into A and B.
 
-    A window has `max_tokens` tokens or, with probability `short_seq_prob`, a random length from 2 on, as in
-    google-research/bert (appendix A.2 of the paper trains mostly on full windows). B follows A, and starts with a
+    A window has `max_tokens` tokens or, with probability `short_seq_prob`, a random number from 2 to `max_tokens`, as
+    in google-research/bert (appendix A.2 of the paper trains mostly on full windows). B follows A. It starts with a
     sentence if one starts inside the window.
 
-    By default a window ends where it is full, and the sentence that was cut starts the next window. With
-    `at_sentences` it ends where a sentence ends, because a B cut inside a sentence would reveal that it was swapped
-    with A. The sentence that did not fit, often a long one, then becomes the first of the next window. So every other
+    By default, a window ends where it is full, and the next window starts with the sentence that was cut. With
+    `at_sentences`, a window ends where a sentence ends, because a B cut inside a sentence would reveal that it was
+    swapped with A. The next window then starts with the sentence that did not fit, often a long one. So every other
     slice is cut from its end, which makes A as long as B on average.
     """
     starts, is_inside, spans = _units(text, max_tokens)
@@ -92,7 +92,7 @@ def cut_windows(
 
 
 def slices_with_windows(text: ShardText, max_tokens: int) -> np.ndarray:
-    """Return which slices have windows, (slices,) bool. The others have one short sentence, or no sentence."""
+    """Return which slices have windows, (slices,) bool. The others have at most one sentence, a short one."""
     return _have_windows(_units(text, max_tokens)[2])
 
 
@@ -100,7 +100,7 @@ def _units(text: ShardText, max_tokens: int) -> tuple[np.ndarray, np.ndarray, np
     """Divide text into the units of windows: sentences, and parts of sentences longer than half a window.
 
     Returns:
-        starts: the start of each unit in `ShardText.ids` and the end of the last one, (units + 1,).
+        starts: the start of each unit in `ShardText.ids`, then the end of the last unit, (units + 1,).
         is_inside: whether the unit starts inside a sentence, (units + 1,) bool.
         spans: the first unit of each slice, the end of its units, and the end of its look-ahead, (3, slices).
     """
@@ -116,16 +116,16 @@ def _have_windows(spans: np.ndarray) -> np.ndarray:
 
 
 def _full_windows(starts: np.ndarray, spans: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Cut spans of units, (3, spans) as from `_units`, into windows that are full.
+    """Cut spans of units, (3, spans) as from `_units`, into windows that end where they reach their target length.
 
-    Returns for each window, (5, windows): its first unit, the unit after it, its end in ids, whether it was cut there
-    to its target length, and the index of that target. Each round takes one window of every span that has text left.
+    Returns five rows, (5, windows): the first unit, the unit after the window, its end in ids, whether its target
+    length cut it there, and the index of that target. Each round cuts one window from every span that has text left.
     """
     rows, (first, slice_end, end) = np.arange(spans.shape[1]), spans
     position, draw = first, first  # a span has at most one window per unit, so units index the targets
     rounds = [np.zeros((6, 0), dtype=np.int64)]
     while len(rows):
-        position = np.minimum(position, end[rows] - 2)  # a single last sentence is joined with the one before
+        position = np.minimum(position, end[rows] - 2)  # a single last unit is joined with the one before
         wanted, text_end = starts[position] + targets[draw], starts[end[rows]]
         stop = np.minimum(np.maximum(wanted, starts[position + 2]), text_end)
         after = np.searchsorted(starts, stop)  # the first unit that starts at `stop` or later
@@ -140,9 +140,9 @@ def _full_windows(starts: np.ndarray, spans: np.ndarray, targets: np.ndarray) ->
 def _sentence_windows(
     starts_array: np.ndarray, is_inside: np.ndarray, spans: np.ndarray, targets: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut spans of two or more units, (2, spans): the first and the end, into windows that end with a sentence.
+    """Cut spans of two or more units, given as (first, end), (2, spans), into windows that end with a sentence.
 
-    Returns the first unit of each window, and the unit after it. Every window takes the next target.
+    Returns the first unit of each window, and the unit after the window. Each window takes the next target length.
     """
     starts, sentences, next_target = starts_array.tolist(), np.flatnonzero(~is_inside).tolist(), iter(targets.tolist())
     rows: list[tuple[int, int]] = []
@@ -167,8 +167,8 @@ def _choose_splits(
 ) -> np.ndarray:
     """Choose the unit that B starts with, between the units `first` and `after` of each window.
 
-    It starts a sentence if any of them does. With `only_sentences` all sentences are equally likely. Otherwise units
-    are, and a unit inside a sentence is replaced by a random sentence start.
+    B starts with a sentence if one starts there. With `only_sentences`, all these sentences are equally likely.
+    Otherwise, all units are equally likely, and a unit inside a sentence is replaced by one of these sentences.
     """
     sentences, sentences_before = np.flatnonzero(~is_inside), ragged.offsets_of(~is_inside)
     split = first + 1 + (choices * (after - first - 1)).astype(np.int64)
@@ -182,26 +182,25 @@ def _choose_splits(
 def _sentence_end(
     starts: list[int], sentences: list[int], position: int, stop: int, target: int, max_tokens: int
 ) -> int:
-    """Return the end of a window of at least two units: the last sentence end in the target, else the next that fits,
-    else a unit.
-    """
-    fitting = bisect.bisect_right(starts, starts[position] + target, position + 2, stop + 1) - 1
+    """Return the last sentence end within `target` tokens, else the next within `max_tokens`, else a unit end."""
+    shortest = position + 2  # a window has at least two units
+    fitting = bisect.bisect_right(starts, starts[position] + target, shortest, stop + 1) - 1
     if fitting == stop:
         return stop
     index = bisect.bisect_right(sentences, fitting)
-    if index and sentences[index - 1] >= position + 2:
+    if index and sentences[index - 1] >= shortest:
         return sentences[index - 1]
-    index = bisect.bisect_left(sentences, position + 2)
+    index = bisect.bisect_left(sentences, shortest)
     following = min(sentences[index], stop) if index < len(sentences) else stop
     if starts[following] - starts[position] <= max_tokens:
         return following
-    return max(fitting, position + 2)
+    return max(fitting, shortest)
 
 
 def shuffle_segment_b(windows: Segments, text: ShardText, max_tokens: int, rng: np.random.Generator) -> Segments:
     """Give half of the windows (±1) the label 1 and a B from another document.
 
-    Windows of donor slices only offer their Bs, and are not returned. Raises ValueError if all windows come from one
+    Windows of donor slices only provide Bs, and are not returned. Raises ValueError if all windows come from one
     document.
     """
     assert windows.is_cut is not None
@@ -232,9 +231,9 @@ def swap_segments(windows: Segments, rng: np.random.Generator) -> Segments:
     return make_pairs(starts, lengths, labels)
 
 
-def _balanced_labels(number: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return labels (number,) uint8: one 0 and one 1 for every two neighbours in `order`, and 0 elsewhere."""
-    labels = np.zeros(number, dtype=np.uint8)
+def _balanced_labels(num_windows: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return labels (windows,) uint8: one 0 and one 1 for every two neighbors in `order`, and 0 elsewhere."""
+    labels = np.zeros(num_windows, dtype=np.uint8)
     coins = rng.integers(0, 2, (len(order) + 1) // 2, dtype=np.uint8)
     labels[order[0::2]] = coins
     labels[order[1::2]] = 1 - coins[: len(order) // 2]
@@ -242,10 +241,10 @@ def _balanced_labels(number: int, order: np.ndarray, rng: np.random.Generator) -
 
 
 def _permute(members: np.ndarray, document: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Permute windows, sorted by length, within blocks, such that few get a partner of the same document.
+    """Return a partner for each window of `members`, which are sorted by length: permute them within blocks.
 
-    A block is sorted by document and shifted by the size of the largest group. Then no window has a partner in its
-    group, unless that group is more than half of the block.
+    Each block is sorted by document and rotated by the number of windows of its largest document. Then no window gets a
+    partner of its own document, unless one document has more than half of the block.
     """
     partners = members.copy()
     num_blocks = max(1, len(members) // EXCHANGE_BLOCK)
@@ -253,7 +252,7 @@ def _permute(members: np.ndarray, document: np.ndarray, rng: np.random.Generator
         if len(block) < 2:
             continue
         _, owners, counts = np.unique(document[members[block]], return_inverse=True, return_counts=True)
-        rank = rng.permutation(len(counts))  # neighbouring documents of a corpus are often similar
+        rank = rng.permutation(len(counts))  # neighboring documents of a corpus are often similar
         by_document = block[np.lexsort((rng.random(len(block)), rank[owners]))]
         partners[by_document] = members[np.roll(by_document, -int(counts.max()))]
     return partners
@@ -262,9 +261,9 @@ def _permute(members: np.ndarray, document: np.ndarray, rng: np.random.Generator
 def _fallback_partners(
     unpaired: np.ndarray, order: np.ndarray, boundary: np.ndarray, document: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return a partner for each unpaired window: the nearest window of another document in `order`.
+    """Return a partner for each unpaired window: in `order`, the nearest of the same boundary and another document.
 
-    A B may then be used more than once. If no such window is near, any window of another document is taken.
+    If none is near, choose a random window of another document. A B may then be used more than once.
     """
     partners = unpaired.copy()
     for kind in np.unique(boundary[unpaired]):
@@ -274,8 +273,8 @@ def _fallback_partners(
         places = np.flatnonzero(np.isin(line, unpaired))
         run = np.searchsorted(changes, places, side="right")
         bounds = np.concatenate([[-len(line)], changes, [2 * len(line)]])
-        before, behind = bounds[run] - 1, bounds[run + 1]
-        nearest = np.where(places - before <= behind - places, before, behind)
+        before, after = bounds[run] - 1, bounds[run + 1]
+        nearest = np.where(places - before <= after - places, before, after)
         is_near = (np.abs(nearest - places) <= 4 * EXCHANGE_BLOCK) & (nearest >= 0) & (nearest < len(line))
         partners[np.searchsorted(unpaired, line[places[is_near]])] = line[nearest[is_near]]
     for row in np.flatnonzero(document[partners] == document[unpaired]):
@@ -292,22 +291,22 @@ def _exchange_bs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Give each window the B of its partner, and return starts and lengths of A and B, (pairs, 2).
 
-    The new B gets the length of the old B if that was cut, else it keeps its own.
+    If the old B was cut, the new B gets its length. Otherwise the new B keeps its own length.
     """
     assert windows.is_cut is not None
-    num = len(partner)
-    a_starts, a_lengths = windows.starts[0::2][:num], windows.lengths[0::2][:num]
+    num_pairs = len(partner)
+    a_starts, a_lengths = windows.starts[0::2][:num_pairs], windows.lengths[0::2][:num_pairs]
     b_starts, b_lengths = windows.starts[1::2], windows.lengths[1::2]
     starts_sentence = text.starts_sentence(b_starts)
     starts, lengths = b_starts[partner], b_lengths[partner]
     # If the window's B starts inside a sentence, the new B does too: it skips some of its first tokens.
-    is_inside = ~starts_sentence[:num] & starts_sentence[partner]
+    is_inside = ~starts_sentence[:num_pairs] & starts_sentence[partner]
     skipped = rng.integers(1, np.maximum(2, lengths[is_inside]))
     skipped = np.minimum(skipped, lengths[is_inside] - 1)  # at least one token remains
     starts[is_inside] += skipped
     lengths[is_inside] -= skipped
     available = text.slice_ends[text.slices_of(starts)] - starts
-    lengths = np.where(windows.is_cut[:num], np.minimum(b_lengths[:num], available), lengths)
+    lengths = np.where(windows.is_cut[:num_pairs], np.minimum(b_lengths[:num_pairs], available), lengths)
     lengths = np.minimum(lengths, max_tokens - a_lengths)
     return np.stack([a_starts, starts], axis=1), np.stack([a_lengths, lengths], axis=1)
 
@@ -316,32 +315,26 @@ def pack_sentences(text: ShardText, max_seq_length: int) -> Segments:
     """Pack the slices of a text, in order and without look-ahead, into examples of at most `max_seq_length` tokens."""
     capacity = max_seq_length - 2  # without [CLS] and the last [SEP]
     starts, lengths, slices = _packing_units(text, capacity)
-    ends_slice = np.ones(len(slices), dtype=bool)
-    ends_slice[:-1] = slices[1:] != slices[:-1]
+    ends_slice = np.diff(slices, append=-1) != 0
     # The units [i, j), with a [SEP] between slices, take before[j] - before[i] - ends_slice[j - 1] tokens.
     before = ragged.offsets_of(lengths + ends_slice)
     next_first = np.searchsorted(before[1:] - ends_slice, before[:-1] + capacity, side="right")
-    firsts, unit = [], 0
+    example_starts, unit = list[int](), 0
     while unit < len(starts):
-        firsts.append(unit)
+        example_starts.append(unit)
         unit = int(next_first[unit])
-    starts_segment = np.zeros(len(starts), dtype=bool)
-    starts_segment[firsts] = True
-    starts_segment[1:] |= ends_slice[:-1]
-    segments = np.flatnonzero(starts_segment)
+    firsts = np.array(example_starts, dtype=np.int64)
+    segments = np.union1d(firsts, np.flatnonzero(ends_slice[:-1]) + 1)  # a segment ends with its example or slice
     bounds = np.append(segments, len(starts))
-    offsets = np.searchsorted(segments, np.append(firsts, len(starts)).astype(np.int64))
+    offsets = np.searchsorted(segments, np.append(firsts, len(starts)))
     return Segments(starts[segments], np.diff(ragged.offsets_of(lengths)[bounds]), offsets)
 
 
 def _packing_units(text: ShardText, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return start, length and slice of each sentence. A sentence longer than `capacity` is divided into tokens."""
+    """Return the start, length and slice of each sentence. A sentence longer than `capacity` is divided into tokens."""
     stored = ragged.spans(text.slice_offsets[:-1], text.num_slice_sentences)
     slices = np.repeat(np.arange(len(text.num_slice_sentences)), text.num_slice_sentences)
-    is_start = ~text.is_continuation[stored]
-    is_start[:1] = True
-    is_start[1:] |= slices[1:] != slices[:-1]
-    sentences = np.flatnonzero(is_start)
+    sentences = np.flatnonzero(~text.is_continuation[stored] | (np.diff(slices, prepend=-1) != 0))
     lengths = np.add.reduceat(np.diff(text.sentence_starts)[stored], sentences)
     is_long = lengths > capacity
     units = np.where(is_long, lengths, 1)

@@ -1,7 +1,7 @@
-"""The plan of a build: which documents are used, how many shards each split has, and which documents each shard gets.
+"""Plan the shards of a data folder: which documents are used, the shards of each split, and their documents.
 
-Documents are identified by their numbers in the token store, and assigned to shards by keyed permutations instead of a
-table. Long documents are divided into slices. The weight of an input decides in how many copies it is used.
+Documents are identified by their numbers in the token store. Keyed permutations assign them to shards, without a table.
+Long documents are divided into slices. The weight of an input decides how many copies of it are used.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
-from bert_pretrain.io.files import save_array
+from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
@@ -25,18 +25,18 @@ from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 
-# If more of the text would be held out, `make-data` warns, and `run auto` plans no validation split.
+# If a larger share of the text would be held out, `make-data` warns, and `run auto` plans no validation split.
 MAX_HELD_OUT_SHARE = 0.1
-BUCKET_DOCUMENTS = 1 << 22
+BUCKET_DOCUMENTS = 1 << 22  # mean number of documents in a bucket of hashes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything needed to build the shards of a data folder. It is sent with every task, so it is kept small.
+    """Everything needed to build the shards of a data folder. It is sent with every task, so it must be small.
 
     In the store, training inputs come before validation inputs. A permutation of the training documents puts the
-    held-out ones first. A split is a list of positions: its documents, then the further slices of its long documents.
-    For every copy, another permutation assigns these positions to shards.
+    held-out documents first. The positions of a split number its documents, and then the other slices of its long
+    documents. For every copy, another permutation assigns these positions to shards.
     """
 
     store: TokenStore
@@ -46,12 +46,12 @@ class Plan:
     first_documents: tuple[int, ...]  # the first document of each input, with the total at the end
     copies: tuple[float, ...]  # of each input's documents; with 1.5, half of them are in a second copy
     num_training: int  # documents of the training inputs
-    num_held_out: int = 0  # how many of these are held out
-    left_out_file: Path | None = None  # .npy of the numbers of documents that are not used, ascending; None if all are
+    num_held_out: int = 0  # documents of the training inputs that are held out for validation
+    left_out_file: Path | None = None  # .npy of the numbers of documents that are not used, ascending; None if none
     # .npy (3, documents): the long documents, ascending; their numbers of slices; whether they are for validation
     long_file: Path | None = None
     shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each split that has documents
-    tokens: dict[str, int] = field(default_factory=dict)  # of each split; every document counts once
+    tokens: dict[str, int] = field(default_factory=dict)  # of each split, in one copy
 
     @property
     def shards(self) -> list[tuple[str, int]]:
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Text that differs between plans with different shards. It does not depend on the paths of inputs."""
+        """A string that differs for plans with different shards. It does not depend on the paths of inputs."""
         input_keys = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
         config = self.config.model_dump(mode="json", exclude=input_keys)
         inputs = hashlib.sha256(repr((self.first_documents, self.copies, self.num_training)).encode()).hexdigest()
@@ -115,8 +115,8 @@ class Plan:
         held_out = self._permuted(self.num_training, np.minimum(positions, self.num_held_out - 1))
         return np.where(positions < self.num_held_out, held_out, self.num_training + positions - self.num_held_out)
 
-    def _permuted(self, number: int, positions: np.ndarray) -> np.ndarray:
-        return Permutation(number, self.config.seed, "split")(positions) if number else positions
+    def _permuted(self, num_documents: int, positions: np.ndarray) -> np.ndarray:
+        return Permutation(num_documents, self.config.seed, "split")(positions) if num_documents else positions
 
     def long_documents(self, split: str) -> np.ndarray:
         """Return the numbers of a split's long documents, ascending, and their numbers of slices, (2, documents)."""
@@ -136,7 +136,7 @@ def make_plan(
     """Leave out duplicates, hold out documents for validation, and compute the number of shards of each copy.
 
     `inputs` are the counts of each source; validation sources come last. The store must be complete and have enough
-    documents for the objective. Returns the plan, and the number of documents left out by reason.
+    documents for the objective. Returns the plan, and the number of duplicates left out, by reason.
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if source.is_validation else config.dupe_factor * source.weight for source in sources)
@@ -163,7 +163,7 @@ def make_plan(
         for split, copy_tokens in by_copy.items()
         if plan.num_documents(split)
     }
-    # Slices are small enough that a shard has text of many documents, and large enough that few windows end with one.
+    # Slices are small, so that a shard has text of many documents, but few windows end early at the end of a slice.
     slice_tokens = min(1 << 15, max(8 * plan.max_tokens, config.examples_per_shard * plan.max_tokens // 16))
     long, long_tokens = store.documents_longer_than(slice_tokens)
     slices = np.stack([long, -(-long_tokens // slice_tokens), np.isin(long, held_out)])
@@ -172,17 +172,18 @@ def make_plan(
 
 
 def _save(store: TokenStore, name: str, values: np.ndarray) -> Path:
-    """Save an array of a plan in the store, under a name that has the hash of its content."""
+    """Save an array of a plan in the store atomically, with the hash of its content in the file name."""
     file = store.folder / f"{name}-{hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()[:16]}.npy"
-    save_array(file, values)
+    with atomic_path(file) as temporary, temporary.open("wb") as opened:
+        np.save(opened, values)
     return file
 
 
 def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
     """Return the duplicate documents to leave out, ascending, and their count by reason.
 
-    Among equal documents, the first one of the input with the highest priority (inputs,) is kept. The priority of
-    validation inputs is infinite. Documents are compared by hash and length, bucket by bucket to bound memory.
+    Of equal documents, the first one in the input with the highest priority is kept. `priorities`, (inputs,), are
+    infinite for validation inputs. Documents are compared by hash and length, bucket by bucket to bound memory.
     """
     num_buckets = -(-plan.store.num_documents // BUCKET_DOCUMENTS)
     duplicates = [np.zeros(0, dtype=np.int64)]
@@ -203,7 +204,7 @@ def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Co
 
 
 def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the numbers, hashes and lengths in tokens of the documents in a bucket of hashes."""
+    """Return the numbers, hashes and lengths in tokens of the documents whose hash is in a bucket."""
     numbers, hashes, lengths = [], [], []
     for index, (first, last) in enumerate(itertools.pairwise(store.first_documents)):
         if first == last:
@@ -217,22 +218,22 @@ def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarra
 
 
 def min_documents(config: DataConfig) -> int:
-    """Return how many documents a split needs. A random B comes from another document than A."""
+    """Return the minimum number of documents of a split: a random B comes from another document than A."""
     return 2 if config.next_sentence == "nsp" else 1
 
 
 def _num_held_out(plan: Plan) -> int:
-    """Return how many training documents are held out: the configured fraction, but at least two.
+    """Return the number of training documents to hold out: the configured fraction, but at least two.
 
-    A small corpus holds out what the objective needs, or nothing if it has less than twice that.
+    Of a small corpus, hold out as many as the objective needs, or none if it has less than twice that number.
     """
     config, needed = plan.config, min_documents(plan.config)
     limit = plan.num_training - needed
     if not config.validation_fraction or limit < needed:
         return 0
     minimum = needed if plan.num_training < MIN_CORPUS_DOCUMENTS else 2
-    count = min(max(minimum, round(config.validation_fraction * plan.num_training)), limit)
-    missing = needed  # held-out documents that must give examples
+    num_held_out = min(max(minimum, round(config.validation_fraction * plan.num_training)), limit)
+    num_missing = needed  # hold out more documents until this number of them gives examples
     for first in range(0, limit, 1024):
         numbers = plan.documents_at("train", np.arange(first, min(first + 1024, limit)))
         ascending = np.argsort(numbers)
@@ -241,10 +242,10 @@ def _num_held_out(plan: Plan) -> int:
         if config.next_sentence != "none":
             is_usable[ascending] = (sentences > 1) | (tokens > plan.max_tokens // 2)
         usable = np.flatnonzero(is_usable & ~plan.is_left_out(numbers))
-        if len(usable) >= missing:
-            return max(count, first + int(usable[missing - 1]) + 1)
-        missing -= len(usable)
-    return count
+        if len(usable) >= num_missing:
+            return max(num_held_out, first + int(usable[num_missing - 1]) + 1)
+        num_missing -= len(usable)
+    return num_held_out
 
 
 def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
@@ -254,7 +255,7 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
     num_shards = plan.shards_per_copy[split][copy]
     position = number - int(ends[copy]) + num_shards
     num_slices = plan.num_documents(split) + int((plan.long_documents(split)[1] - 1).sum())
-    # The names of random streams decide the draws, so they never change.
+    # The name of a random stream decides the draws, so it must not change.
     assignment = Permutation(num_slices, plan.config.seed, "deal", split=split, copy=copy)
     start, end = ((position + side) * num_slices // num_shards for side in (0, 1))
     slices = locate_slices(plan, split, assignment(np.arange(start, end)))
@@ -269,17 +270,17 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
     """Return the slices at positions of a split, (3, positions) as for `TokenStore.read`.
 
-    Positions number the first slice of every document, then the other slices of long documents.
+    Positions number the first slices of all documents, and then the other slices of the long documents.
     """
     num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
-    offsets = ragged.offsets_of(num_slices - 1)  # of the further slices
+    offsets = ragged.offsets_of(num_slices - 1)  # of the other slices of each long document
     slices = np.ones((3, len(positions)), dtype=np.int64)
-    documents, which, count = slices
-    is_further = positions >= num_documents
-    rows = positions[is_further] - num_documents
-    documents[~is_further], which[~is_further] = plan.documents_at(split, positions[~is_further]), 0
+    documents, indices, counts = slices  # views of its rows
+    is_other = positions >= num_documents
+    rows = positions[is_other] - num_documents
+    documents[~is_other], indices[~is_other] = plan.documents_at(split, positions[~is_other]), 0
     owners = np.searchsorted(offsets, rows, side="right") - 1
-    documents[is_further], which[is_further] = long[owners], 1 + rows - offsets[owners]
+    documents[is_other], indices[is_other] = long[owners], 1 + rows - offsets[owners]
     is_long = np.isin(documents, long)
-    count[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
+    counts[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
     return slices

@@ -56,7 +56,7 @@ def make_data(
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    # A dry run opens only the inputs that it samples, unless it needs the identity of all to compare with the output.
+    # A dry run opens only the inputs that it samples, unless it must compare the identity of all with the output.
     looks = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
     cores = workers or available_cores()
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks, workers=cores)
@@ -82,8 +82,7 @@ def make_data(
         # A cluster checks that its workers see the same local files.
         files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
-            corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
-            splits = _build_splits(plan, corpus, pool)
+            corpus, splits = _write_splits(config, sources, tokenizer, output, stores, pool)
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
         _write_dataset_card(output, list(splits))
@@ -126,7 +125,7 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
 
 
 def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
-    """Describe the damage of a finished folder; None if there is none."""
+    """Describe the damage of a finished data folder, or return None if there is none."""
     try:
         DataFolder.open(output, "--output", verify=verify).tokenizer()
     except DataError as error:
@@ -135,31 +134,27 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
     return f"{TOKENIZER}/{missing[0]} is missing" if missing else None
 
 
-def _ingest(
+def _write_splits(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
-) -> tuple[dict[str, Any], Plan]:
-    """Tokenize all text, check that there is enough, and return the statistics of the corpus and the plan."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Tokenize all text and build all shards. Return the entries `corpus` and `splits` of the manifest."""
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)
     with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
-        return corpus, summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
-
-
-def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, dict[str, Any]]:
-    """Build all shards. If the input is refused, leave the output empty for another command."""
+        plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
     try:
         splits = _build_shards(plan, pool)
         summary.check_splits(splits, corpus, plan)
-    except InputError:
+    except InputError:  # leave the output empty for another command
         for leftover in (*plan.shards_per_copy, build.RECORDS):
             shutil.rmtree(plan.output / leftover, ignore_errors=True)
         raise
-    return splits
+    return corpus, splits
 
 
 def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
-    """Build all shards, and return the entries of the splits in the manifest."""
+    """Build all shards, and return the manifest entry of each split."""
     build.open_records(plan)
     built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
     results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
@@ -199,7 +194,7 @@ def _manifest_body(
 
 
 def _write_dataset_card(output: Path, splits: Sequence[str]) -> None:
-    """List all columns in a README.md if the splits have different ones. `datasets` then fills gaps with null."""
+    """Write a README.md with all columns if the splits have different ones. `datasets` then fills them with null."""
     schemas = [pq.read_schema(output / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) > 1:
         columns = ((field.name, field.type) for field in pa.unify_schemas(schemas))

@@ -1,7 +1,7 @@
 """Statistics of the text and the examples, and the errors and warnings that follow from them.
 
-Each shard reports sums, and the manifest has the shares. Everything is counted in the finished examples, so it can be
-compared with the configuration. Store shards, shard records and the manifest have them as JSON dictionaries.
+Each shard reports sums, and the manifest has shares. Both are computed from the finished examples, so that they can be
+compared with the configuration. Store shards, shard results and the manifest contain them as JSON dictionaries.
 """
 
 import base64
@@ -24,7 +24,7 @@ from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}  # names of the share of label 0, by objective
 TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")  # counts of each input and each byte range
-FREQUENT = 10  # a sentence that occurs more often than this is repeated
+FREQUENT = 10  # a sentence that occurs more often counts as repeated
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
     "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
@@ -70,14 +70,14 @@ def unpack_counts(packed: str) -> np.ndarray:
 def unigram_entropy(counts: np.ndarray, train_counts: np.ndarray) -> float:
     """Return the loss in nats per token of a model that predicts the token frequencies of the training split.
 
-    `counts` are the token counts of the predicted split.
+    `counts` are the token counts of the split that is predicted.
     """
     frequencies = (train_counts + UNSEEN_COUNT) / (train_counts + UNSEEN_COUNT).sum()
     return round(float(-(counts * np.log(frequencies)).sum()) / max(int(counts.sum()), 1), 6)
 
 
 def join_split(shards: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[str, Any]:
-    """Return the entry of a split in the manifest, from the results of its shards."""
+    """Return the manifest entry of a split, from the results of its shards."""
     sums: Counter[str] = Counter()
     for shard in shards:
         sums.update(shard["statistics"])
@@ -107,7 +107,7 @@ def join_split(shards: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[
 def join_corpus(
     parts_of_inputs: Sequence[Sequence[dict[str, int]]], store_shards: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the entry `corpus` of the manifest, from the byte ranges of each input and the store shards' summaries."""
+    """Return the manifest entry `corpus`, from the counts of each input's byte ranges and the shard summaries."""
     inputs = [{name: sum(part[name] for part in parts) for name in TEXT_COUNTS} for parts in parts_of_inputs]
     sums = {name: sum(each[name] for each in inputs) for name in TEXT_COUNTS}
     sentences: Counter[int] = Counter()
@@ -167,7 +167,7 @@ def describe(manifest: Mapping[str, Any]) -> str:
 
 
 def describe_times(times: float, copies: int) -> str:
-    """Describe how often an epoch sees the text. The next window repeats a sentence that was cut, from its start."""
+    """Describe how often an epoch sees the text. A sentence that a window cuts is repeated in the next window."""
     return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
 
 
@@ -181,9 +181,9 @@ def _describe_masks(metrics: dict[str, Any]) -> str:
 
 
 def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
-    """Warn of sentences that occur very often, such as the menus of web pages, which would dominate training.
+    """Warn if many sentences are repetitions, such as the menus of web pages, which would dominate training.
 
-    The share is a lower bound: a store shard reports only sentences that it has at least twice.
+    The share is a lower bound, because a store shard reports only sentences that it has at least twice.
     """
     share, commonest = corpus["repeated_sentences"].values()
     if share > 0.05:
@@ -212,9 +212,9 @@ def checked_plan(
     output: Path,
     config: DataConfig,
 ) -> Plan:
-    """Plan the shards, and set `corpus["left_out"]`. Raise InputError for too few documents, and warn of large ones.
+    """Plan the shards, and set `corpus["left_out"]`. Warn of few or large documents.
 
-    Duplicates are not counted as documents.
+    Raises InputError if there are too few documents, before or after duplicates are left out.
     """
     _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
     plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
@@ -224,19 +224,19 @@ def checked_plan(
 
 
 def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
-    """Raise InputError if there are too few documents, given the number of each source."""
+    """Raise InputError if there are too few documents, given the number of documents of each source."""
     for is_validation in (False, True) if config.validation else (False,):
         chosen = [source for source in sources if source.is_validation is is_validation]
-        number = sum(n for n, source in zip(documents, sources, strict=True) if source.is_validation is is_validation)
+        num = sum(n for n, source in zip(documents, sources, strict=True) if source.is_validation is is_validation)
         name = "validation inputs" if is_validation else "inputs"
         where = ", ".join(source.location for source in chosen[:3]) + (" …" if len(chosen) > 3 else "")
-        if number == 0:
+        if num == 0:
             raise InputError(f"the {name} contain no text", where=where, remedy="give files that contain text")
         needed = min_documents(config) * (2 if config.validation_fraction and not config.validation else 1)
-        if number < needed and config.next_sentence == "nsp":
+        if num < needed and config.next_sentence == "nsp":
             finer = finer_boundary(chosen)
             raise InputError(
-                f"the {name} have {number} document(s); next-sentence prediction takes a random B from another "
+                f"the {name} have {num} document(s); next-sentence prediction takes a random B from another "
                 f"document and needs at least {needed}",
                 where=where,
                 remedy="--set data.next_sentence=sop, which takes both segments from one document; or give more "
@@ -245,7 +245,7 @@ def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequ
 
 
 def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
-    """Raise InputError if too few documents are left without duplicates."""
+    """Raise InputError if too few documents remain without duplicates."""
     ends = {"training": (0, plan.num_training), "validation": (plan.num_training, plan.store.num_documents)}
     needed = min_documents(plan.config) * (2 if plan.num_held_out else 1)
     for name, (start, end) in ends.items():
@@ -263,8 +263,8 @@ def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
 def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
     """Warn if there are few documents, or if they are so large that too much or nothing is held out."""
     inputs = [source for source in sources if not source.is_validation]
-    number = sum(counts["documents"] for counts, _ in zip(corpus["inputs"], inputs, strict=False))
-    problems, hints = [few_documents(number)], [finer_boundary(inputs)]
+    num_documents = sum(counts["documents"] for counts in corpus["inputs"][: len(inputs)])  # training inputs come first
+    problems, hints = [few_documents(num_documents)], [finer_boundary(inputs)]
     other_text = "--set 'data.validation=[FILE]' holds out another file"
     if plan.config.validation_fraction and len(inputs) == len(sources):
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):

@@ -1,7 +1,7 @@
 """The token store: a cache of the tokenized text, written by `ingest.py`.
 
-A store is a folder of store shards, one per group of byte ranges of the inputs. Its key covers everything that decides
-the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_offsets` (into ids), `is_continuation` (per
+A store is a folder of store shards, one per group of byte ranges of the inputs. Its name is a hash of everything that
+decides the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_offsets` (into ids), `is_continuation` (per
 sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter, `continues_word` (per id).
 """
 
@@ -45,7 +45,7 @@ def store_shard_folder(store: Path, number: int) -> Path:
 
 
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split lists longer than `limit` into units of nearly equal length.
+    """Split each list longer than `limit` into units of nearly equal length.
 
     Returns the offsets of the units (units + 1,), and the index of each list's first unit (lists + 1,).
     """
@@ -61,13 +61,13 @@ def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class ShardText:
-    """The text of a shard: slices of documents, each followed by its look-ahead: the text after it in the document."""
+    """The text of a shard: slices of documents, each followed by its look-ahead, the next text of the document."""
 
     ids: np.ndarray  # (tokens,)
     sentence_starts: np.ndarray  # (sentences + 1,) int64, in ids
     is_continuation: np.ndarray  # (sentences,) bool: continues a sentence that was too long for the store
     slice_offsets: np.ndarray  # (slices + 1,) int64: the sentences of each slice, look-ahead included
-    num_slice_sentences: np.ndarray  # (slices,) int64: sentences of each slice without look-ahead
+    num_slice_sentences: np.ndarray  # (slices,) int64: number of sentences of each slice without look-ahead
     documents: np.ndarray  # (slices,) int64: the number of each slice's document
     num_shard_slices: int  # the slices after these are donors: text of other shards for random Bs
     continues_word: np.ndarray | None = None  # (tokens,) bool: the token continues a word; None without a segmenter
@@ -112,7 +112,7 @@ class TokenStore:
         return int(self.first_documents[-1])
 
     def map(self, index: int, name: str) -> np.ndarray:
-        """Return an array of a store shard as a memory map, which is closed when the array is no longer used."""
+        """Return an array of a store shard as a memory map, which closes when the array is no longer used."""
         dtype, start = self._formats[name]
         folder = str(store_shard_folder(self.folder, index))
         with open(f"{folder}/{name}.npy", "rb", buffering=0) as file:
@@ -123,13 +123,13 @@ class TokenStore:
                 raise _too_short(folder, name) from error
 
     def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of sentences and tokens of documents, given by their positions in a store shard."""
+        """Return the sentence and token counts of documents, given by their positions in a store shard."""
         offsets, sentence_offsets = self.map(index, "document_offsets"), self.map(index, "sentence_offsets")
         starts, ends = offsets[:-1][documents], offsets[1:][documents]
         return ends - starts, sentence_offsets[ends] - sentence_offsets[starts]
 
     def sizes_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of sentences and tokens of documents, both (numbers,) int64. `numbers` must ascend."""
+        """Return the sentence and token counts of documents, both (numbers,) int64. `numbers` must ascend."""
         sentences, tokens = np.zeros_like(numbers), np.zeros_like(numbers)
         for index, rows in self._by_shard(numbers):
             local = numbers[rows] - self.first_documents[index]
@@ -147,16 +147,16 @@ class TokenStore:
         return np.concatenate(numbers), np.concatenate(tokens)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Yield each store shard that has some of the ascending document numbers, and the slice of these numbers."""
+        """Yield each store shard that has some of the documents, and the slice of their ascending numbers."""
         bounds = np.searchsorted(numbers, self.first_documents)
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             yield index, slice(bounds[index], bounds[index + 1])
 
     def read(self, slices: np.ndarray, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
-        """Read slices of documents, each with at least `look_ahead_tokens` of the document's next text, if it has more.
+        """Read slices of documents, each with the next `look_ahead_tokens` or more tokens of its document, if any.
 
-        The rows of `slices`, (3, slices) int64, are the document, the slice's index in it, and the document's number of
-        slices. The slices of a document are nearly equal. The last `num_donors` slices are donors.
+        The rows of `slices`, (3, slices) int64, are the document, the index of the slice in it, and the document's
+        number of slices. The slices of a document have nearly equal lengths. The last `num_donors` slices are donors.
         """
         order = np.argsort(slices[0], kind="stable")  # so that each store shard is opened once
         pieces: list[tuple[Any, ...]] = [()] * len(order)
@@ -180,7 +180,7 @@ class TokenStore:
     def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator[tuple[Any, ...]]:
         """Yield ids, sentence lengths, `is_continuation`, `num_slice_sentences` and `continues_word` of each slice.
 
-        All slices are in one store shard. Most files are read by position, not mapped, as often only one slice is read.
+        All slices are in store shard `index`. Files are read by position, because mapping is slow for a few slices.
         """
         folder, files = str(store_shard_folder(self.folder, index)), dict[str, int]()
 
@@ -196,13 +196,13 @@ class TokenStore:
 
         documents = (slices[0] - self.first_documents[index]).tolist()
         try:
-            for document, which, num_slices in zip(documents, *slices[1:].tolist(), strict=True):
+            for document, slice_index, num_slices in zip(documents, *slices[1:].tolist(), strict=True):
                 start, end = values("document_offsets", document, document + 2).tolist()
                 first, slice_end, last = start, end, end
                 if num_slices > 1:
                     offsets = self.map(index, "sentence_offsets")[start : end + 1]
-                    cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // num_slices
-                    first, slice_end = (start + np.searchsorted(offsets, cuts)).tolist()
+                    edges = np.array([slice_index, slice_index + 1]) * int(offsets[-1] - offsets[0]) // num_slices
+                    first, slice_end = (start + np.searchsorted(offsets, offsets[0] + edges)).tolist()
                     ahead = start + int(np.searchsorted(offsets, offsets[slice_end - start] + look_ahead)) + 1
                     last = max(slice_end, min(end, ahead))
                 offsets = values("sentence_offsets", first, last + 1)

@@ -1,11 +1,11 @@
 """Bidirectional self-attention over packed sequences. `attention_backend.py` chooses one of three equivalent backends.
 
-`varlen`: flash attention with `cu_seqlens`; CUDA, bf16 or fp16, no dropout on the attention probabilities.
-`triton`: the same for sequences of at most 128 tokens, with the kernels of `short_attention.py`.
-`padded`: pad, scaled dot product, unpad; any device and precision, with dropout. `Layout` is computed once per batch.
+`varlen`: flash attention with `cu_seqlens`. Needs CUDA, bf16 or fp16, and no dropout on the attention probabilities.
+`triton`: the kernels of `short_attention.py`, for sequences of at most 128 tokens. Has the same requirements.
+`padded`: pad, scaled dot product attention, unpad. Supports every device and precision, and dropout.
 
-For the bias gradient, a compiled backward pass on CUDA would read the output gradient again, to sum its rows. `_Linear`
-sums blocks of rows, which the compiler fuses into the kernel that makes the rows.
+A compiled backward pass on CUDA reads the output gradient again to sum its rows, which is the gradient of the bias.
+`_Linear` sums blocks of rows instead, which the compiler fuses into the kernel that computes the rows.
 """
 
 import math
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from bert_pretrain.model.dropout import dropout
 
-BLOCK_ROWS = 64  # rows of the gradient summed in one block
+BLOCK_ROWS = 64  # number of rows that `_Linear` sums in one block
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of a batch of packed sequences, for any backend."""
+    """Memory layout of a batch of packed sequences, computed once per batch, for any backend."""
 
-    cu_seqlens: Tensor  # (sequences + 1,) int32: start of each sequence, and end of the last one
+    cu_seqlens: Tensor  # (sequences + 1,) int32: start of each sequence, then the end of the last one
     max_seqlen: int
     slots: Tensor | None  # (tokens,) int64: index of each token in the padded batch; None if nothing is padded
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
@@ -73,7 +73,7 @@ def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) 
     context = _scaled_dot_product(query, key, value, layout.mask, dropout_rate)
     context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)
     if layout.slots is not None:
-        context = _gather(context, layout.slots)
+        context = _Gather.apply(context, layout.slots)  # type: ignore[no-untyped-call]
     return context.view(num_tokens, -1)
 
 
@@ -90,7 +90,7 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 
 
 class _Gather(torch.autograd.Function):
-    """Selects rows by distinct slots. The default backward of `index_select` adds rows, which is slower than a copy."""
+    """Selects rows by distinct slots. The backward pass copies rows; that of `index_select` adds them and is slower."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, slots: Tensor) -> Tensor:
@@ -103,9 +103,6 @@ class _Gather(torch.autograd.Function):
         (gradient,) = gradients
         zeros = gradient.new_zeros(ctx.num_slots, gradient.shape[1])
         return zeros.index_copy_(0, ctx.saved_tensors[0], gradient), None
-
-
-_gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
 
 
 def linear_chunks(hidden: Tensor, linear: nn.Linear) -> tuple[Tensor, ...]:
@@ -124,7 +121,7 @@ def linear_gelu(hidden: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def _is_fusible(hidden: Tensor, linear: nn.Linear) -> bool:
-    """Return whether this is compiled for CUDA with 16-bit weights and a multiple of `BLOCK_ROWS` rows."""
+    """Return whether `_Linear` applies: compiled for CUDA, 16-bit weights, and a multiple of `BLOCK_ROWS` tokens."""
     is_compiled = hidden.device.type == "cuda" and torch.compiler.is_compiling()
     in_16_bits = hidden.dtype == linear.weight.dtype != torch.float32
     return is_compiled and in_16_bits and hidden.shape[0] % BLOCK_ROWS == 0
@@ -142,8 +139,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, *wide = ctx.saved_tensors
-        # Reshape to (blocks, BLOCK_ROWS, width) here and flatten below: with a symbolic number of tokens, the compiler
-        # would copy to view the result as (tokens, width).
+        # Reshape the inputs to (blocks, BLOCK_ROWS, width) and flatten the result. The reverse order would make the
+        # compiler copy the result if the number of tokens is symbolic.
         blocks = [each.reshape(each.shape[0] // BLOCK_ROWS, BLOCK_ROWS, each.shape[1]) for each in (*gradients, *wide)]
         if wide:
             cdf, density = _normal_cdf_and_density(blocks[1])
@@ -161,8 +158,8 @@ _fused_linear: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]] = _L
 def _normal_cdf_and_density(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the CDF and the density of the standard normal distribution in fp32, with an error below 7.5e-8.
 
-    Equation 26.2.17 of Abramowitz and Stegun (1964) needs one exponential for both. With erf, computing GELU and its
-    gradient would take longer than reading memory.
+    Equation 26.2.17 of Abramowitz and Stegun (1964) needs one exponential for both. With erf, GELU and its gradient
+    would be limited by computation instead of memory bandwidth.
     """
     values = values.float()
     density = torch.exp(values * values * -0.5) * (2.0 * math.pi) ** -0.5

@@ -1,4 +1,4 @@
-"""Choose an attention backend for the device. The Triton kernels must first prove correct and faster."""
+"""Choose an attention backend for the device. The Triton kernels are chosen only if they are correct and faster."""
 
 import functools
 import importlib.util
@@ -49,6 +49,7 @@ def choose_attention(
 
 
 def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:
+    """Return why flash attention does not support these settings, or None if it does."""
     if device.type != "cuda":
         return f"flash attention needs CUDA, the device is {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -86,7 +87,7 @@ def try_short(device: torch.device, dtype: torch.dtype, head_size: int, longest:
 
 
 def _check_context(device: torch.device, what: str) -> None:
-    """Raise `ConfigError` if a kernel left CUDA unusable for this process."""
+    """Raise `ConfigError` if a failed kernel made CUDA unusable for this process."""
     try:
         torch.cuda.synchronize(device)
     except Exception as error:
@@ -94,7 +95,7 @@ def _check_context(device: torch.device, what: str) -> None:
 
 
 def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
-    """Return the relative error (by norm) of the context or of the gradient against fp32, the larger one."""
+    """Return the larger of the relative errors (by norm) of the context and of its gradient, compared with fp32."""
     lengths = torch.tensor([longest, 1, longest // 2 + 1, longest - longest // 8], device=device)
     generator = torch.Generator().manual_seed(0)
     shape = (int(lengths.sum()), 3, 3, head_size)
@@ -131,10 +132,10 @@ def _time_ratio_to_flash(device: torch.device, dtype: torch.dtype, head_size: in
 
     def milliseconds(attend: Callable[[], Tensor]) -> float:
         times = []
-        for _ in range(6):  # the first one compiles the kernels
+        for _ in range(6):  # the first repetition compiles the kernels
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
-            for _ in range(8):  # so that kernels, and not launches, are timed
+            for _ in range(8):  # enough that the kernels take longer than their launches
                 torch.autograd.grad(attend(), inputs, direction)
             end.record()
             torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""BERT in reading order: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
+"""BERT: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
 
 Sequences are packed: the tokens of a batch are concatenated, (tokens,), and `cu_seqlens` has the start of each
-sequence. Nothing is computed for padding, and the masked-language-model head runs on masked positions only. Outputs
-equal those of Hugging Face's `BertForPreTraining`; `huggingface.py` maps the names of the weights.
+sequence. The masked-language-model head runs on masked positions only. Outputs equal those of Hugging Face's
+`BertForPreTraining`; `huggingface.py` maps the names of the weights.
 """
 
 from collections import deque
@@ -21,11 +21,10 @@ from bert_pretrain.model.short_attention import attend_short
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
-    """Apply layer normalization. Under CUDA autocast, return the 16-bit dtype, so that all hidden states have it."""
-    device = hidden.device.type
+    """Apply layer normalization. Under CUDA autocast, cast the result to 16 bits, as all other hidden states are."""
     result: Tensor = norm(hidden)
-    is_autocast = device == "cuda" and torch.is_autocast_enabled(device)
-    return result.to(torch.get_autocast_dtype(device)) if is_autocast else result
+    is_autocast = hidden.device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return result.to(torch.get_autocast_dtype("cuda")) if is_autocast else result
 
 
 class Embeddings(nn.Module):

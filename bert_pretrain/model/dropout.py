@@ -1,7 +1,6 @@
 """Dropout. On CPU the mask comes from numpy, because PyTorch draws random numbers on a single core.
 
-SFC64 gives 16 random bits per element in a tenth of the time, and the saved mask has one byte per element. The rate is
-exact to 2^-16.
+NumPy's SFC64 draws 16 random bits per element in a tenth of the time, so the rate is rounded to a multiple of 2^-16.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,8 @@ def dropout(values: Tensor, rate: float) -> Tensor:
         return values
     if values.device.type != "cpu" or rate == 1.0 or torch.compiler.is_compiling():
         return F.dropout(values, rate)
-    return _dropout_on_cpu(values, rate)
+    apply: Callable[[Tensor, float], Tensor] = _DropoutOnCpu.apply
+    return apply(values, rate)
 
 
 class _DropoutOnCpu(torch.autograd.Function):
@@ -52,9 +52,6 @@ class _DropoutOnCpu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return _mask_and_scale(gradients[0], ctx.saved_tensors[0], ctx.scale), None
-
-
-_dropout_on_cpu: Callable[[Tensor, float], Tensor] = _DropoutOnCpu.apply
 
 
 def _random_uint16(size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Model folders on disk: sizes from `config.json`, shapes (read without torch, but for pickles), checksums and weights.
+"""Read and check model folders. Only pickles and the values of weights need torch.
 
 Weight files are searched in the same order as in `transformers`: safetensors before pickles, one file before an index.
 """
@@ -31,14 +31,13 @@ _REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGH
 
 
 def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
-    """Return the damage of a model written by `save_tensors`, or None. Without `verify_hashes`, compare only sizes."""
+    """Describe the damage of a folder written by `save_tensors`, or return None. Compare hashes or only sizes."""
     return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, check_hashes=verify_hashes)
 
 
 def check_model(folder: Path, flag: str, *, verify_hashes: bool = True) -> None:
     """Raise `DataError` if a model folder with checksums is damaged."""
-    damage = damage_of_model(folder, verify_hashes=verify_hashes) if is_sealed(folder) else None
-    if damage:
+    if is_sealed(folder) and (damage := damage_of_model(folder, verify_hashes=verify_hashes)):
         remedy = f"copy or write the folder again; if you changed it on purpose, remove its {CHECKSUMS}"
         raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy)
 
@@ -68,7 +67,7 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 
 
 def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
-    """Check shapes before a model is built, so that a wrong configuration cannot allocate more than the weights."""
+    """Compare the sizes in `config.json` with the weights, so that wrong sizes cannot allocate a huge model."""
     shapes = {current_name(name): shape for name, shape in read_weights(folder, flag, only_shapes=True).items()}
     hidden = config.hidden_size
     expected = {
@@ -88,7 +87,7 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
 
 
 def weights_sha256(folder: Path, flag: str) -> str:
-    """Return the SHA-256 of a folder's weight file, or the SHA-256 of the concatenated SHA-256s of several files."""
+    """Return the SHA-256 of a folder's weight file. For several files, hash the concatenation of their SHA-256s."""
     sums = [sha256_file(path) for path in weight_files(folder, flag)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
@@ -96,7 +95,7 @@ def weights_sha256(folder: Path, flag: str) -> str:
 def read_weights(folder: Path, flag: str, *, only_shapes: bool = False) -> dict[str, Any]:
     """Return a folder's tensors by their names on disk, on the CPU.
 
-    With `only_shapes`, return shapes instead. Only the headers of safetensors are then read.
+    With `only_shapes`, return shapes instead, and read only the headers of safetensors.
     """
     weights: dict[str, Any] = {}
     for path in weight_files(folder, flag):
@@ -123,13 +122,12 @@ def read_pickle(path: Path) -> "dict[str, Tensor]":
 
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-        if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()):
-            return tensors
-        cause = None
+        if not all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()):
+            raise TypeError("not a dict of tensors")
+        return tensors
     except Exception as error:  # a broken pickle can raise any exception
-        cause = error
-    what = f"{path.name} is broken or has more than named tensors, and was not unpickled"
-    raise DataError(what, where=str(path), remedy="convert it to model.safetensors if you trust it") from cause
+        what = f"{path.name} is broken or has more than named tensors, and was not unpickled"
+        raise DataError(what, where=str(path), remedy="convert it to model.safetensors if you trust it") from error
 
 
 def weight_files(folder: Path, flag: str) -> list[Path]:
@@ -143,7 +141,7 @@ def weight_files(folder: Path, flag: str) -> list[Path]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    """Return the files that an index names. They must be in the folder of the index."""
+    """Return the weight files that an index lists. Raise `DataError` if one is missing or in another folder."""
     content = read_json(index)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
@@ -165,7 +163,7 @@ def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], fo
 
 
 def current_name(name: str) -> str:
-    """Convert a tensor name of older versions, or of a bare `BertModel`, to that of `BertForPreTraining`."""
+    """Convert a tensor name of an older version, or of a bare `BertModel`, to its name in `BertForPreTraining`."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
     return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name

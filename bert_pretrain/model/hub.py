@@ -1,7 +1,7 @@
-"""Models by their name on the Hugging Face Hub, such as `org/name` or `org/name@revision`.
+"""Download models by their name on the Hugging Face Hub, such as `org/name` or `org/name@revision`.
 
-Only configuration, safetensors and tokenizer files are downloaded, never a pickle or code. Downloads use the cache of
-`transformers`, so a model that is already there opens without a network.
+Only configuration, safetensors and tokenizer files are downloaded, never a pickle or code. Downloads share the cache of
+`transformers`, so a cached model needs no network.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import CHECKSUMS, did_you_mean
 from bert_pretrain.io.manifest import MANIFEST
+from bert_pretrain.model.folder import CONFIG
 from bert_pretrain.text.tokenizer_folder import FILES
 
-CONFIG = "config.json"
 MODULES = "modules.json"  # lists the modules of a `sentence-transformers` folder, such as pooling
 _DOWNLOADED = [
     CONFIG, CHECKSUMS, MANIFEST, *FILES, "added_tokens.json",
@@ -25,7 +25,7 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 def model_folder(model: str | Path, flag: str) -> Path:
     """Return the path of a model folder. Download the model first if `model` is a name on the Hub.
 
-    An existing path, or a path in an existing folder, is never a name.
+    An existing path, or a path in an existing folder, is never treated as a name.
     """
     path = Path(model)
     match = _NAME.fullmatch(str(model))
@@ -62,7 +62,7 @@ def _remedy_for_run(path: Path, flag: str) -> str | None:
 
 
 def name_of_folder(folder: Path) -> str:
-    """Return the name on the Hub, the name of the run, or else the name of the folder."""
+    """Return a model's name on the Hub. If it has none, return the name of its run or of its folder."""
     folder = folder.resolve()
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):

@@ -1,8 +1,7 @@
 """Read and write model folders in Hugging Face's format.
 
 A folder has `config.json`, `model.safetensors` and the tokenizer's files. Our parameters have other names, and fuse
-query, key and value into one matrix. Tied weights are stored once. Any BERT folder can be read, but a pickle only if it
-has nothing but tensors.
+query, key and value into one matrix. Tied weights are stored once. Any BERT folder can be read.
 """
 
 import re
@@ -100,7 +99,7 @@ def save_tensors(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file with default permissions. `save_file` alone writes one that only its owner can read."""
+    """Write a safetensors file with default permissions. `save_file` makes new files readable by their owner only."""
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -108,7 +107,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def export_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Scale weights for export; return them under Hugging Face's names, with the exponent of the scale."""
+    """Scale weights by `scale_embeddings`. Return them under Hugging Face's names, with the exponent."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
     return to_huggingface(scale_embeddings(weights, exponent)), exponent
 
@@ -124,7 +123,7 @@ def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _huggingface_names(name: str) -> list[str]:
-    """Return Hugging Face's names of a parameter: three in order for a fused one, else one."""
+    """Return Hugging Face's names of a parameter: query, key and value for the fused matrix, else one name."""
     module, _, leaf = name.rpartition(".")
     layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
     pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
@@ -141,9 +140,9 @@ def load_model(
     required: tuple[str, ...] = (),
     flag: str = "MODEL",
 ) -> LoadedModel:
-    """Load any BERT folder in evaluation mode, with fp32 weights and attention for matrix products in `dtype`.
+    """Load any BERT folder in evaluation mode, with fp32 weights and an attention backend for autocast to `dtype`.
 
-    No tensor with a prefix in `required`, such as `cls.`, may be missing. Errors name `flag`.
+    Raise `DataError` if a tensor with a prefix in `required`, such as `cls.`, is missing. Errors name `flag`.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
@@ -172,8 +171,10 @@ def load_weights(
     if extension is not None:
         for name in tensors.keys() & set(_TENSORS_BY_TOKEN):
             tensors[name] = _extend_rows(name, tensors[name], extension, folder, flag)
-    if POSITIONS in tensors:
-        tensors[POSITIONS] = repeat_positions(tensors[POSITIONS], model.config.max_position_embeddings)
+    num_positions = model.config.max_position_embeddings
+    if POSITIONS in tensors and len(tensors[POSITIONS]) < num_positions:
+        # Repetition keeps the relative distances that attention has learned, except at the seams.
+        tensors[POSITIONS] = tensors[POSITIONS][torch.arange(num_positions) % len(tensors[POSITIONS])]
     missing, to_initialize, used = [], set(), set()
     for name, parameter in model.named_parameters():
         parts = _huggingface_names(name)
@@ -188,12 +189,6 @@ def load_weights(
         used.update(parts)
     model.initialize(seed, to_initialize)
     return missing, {name: tensors[name] for name in sorted(set(tensors) - used)}
-
-
-def repeat_positions(rows: Tensor, number: int) -> Tensor:
-    """Repeat position embeddings, (positions, hidden), up to `number` rows if there are fewer."""
-    # Repetition keeps the relative distances that attention has learned, except at the seams.
-    return rows if number <= len(rows) else rows[torch.arange(number) % len(rows)]
 
 
 def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
@@ -222,7 +217,7 @@ def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             what = f"{tensor.dtype} with {tensor.layout} is not supported"
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
         renamed[name] = tensor
-    # The decoder is tied to the embeddings, but some versions store its two tensors.
+    # The decoder is tied to the embeddings, but some versions also store its weight and bias.
     decoder, bias = (renamed.pop(f"cls.predictions.decoder.{leaf}", None) for leaf in ("weight", "bias"))
     embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):

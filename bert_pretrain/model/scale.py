@@ -1,6 +1,6 @@
-"""The scale of weights: a power of two for exported embeddings, and a learning rate for fine-tuning.
+"""Scale embeddings for export by a power of two, and derive a fine-tuning learning rate from the scale of weights.
 
-AdamW changes a weight by about the learning rate per step, however large the weight is.
+AdamW changes a weight by about the learning rate per step, independent of the size of the weight.
 """
 
 import math
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 INITIAL_RMS = 0.02  # standard deviation of BERT's initial weights (released code of Devlin et al., 2018)
 EXPORTED_RMS = 0.05  # largest root mean square of exported word embeddings, similar to other BERTs
 BASE_RATE, BASE_WIDTH = 3e-4, 256  # rate for matrices with `INITIAL_RMS`, measured at a width of 128 (RESULTS.md)
-# Above BASE_WIDTH the rate falls to 2.5e-5 at a width of 768. There, matrices with an RMS of 0.04 get the paper's 5e-5
-# (appendix A.3).
-WIDTH_POWER = 2.26
+WIDTH_POWER = 2.26  # above `BASE_WIDTH`; width 768 and an RMS of 0.04 give the paper's rate of 5e-5 (appendix A.3)
 
 
 def rms(weight: Tensor) -> float:
@@ -35,10 +33,10 @@ def export_exponent(word_embeddings: Tensor) -> int:
 
 
 def scale_embeddings(tensors: Mapping[str, Tensor], exponent: int) -> dict[str, Tensor]:
-    """Multiply all embeddings by 2^-exponent without a change of the outputs. Names are those of our parameters.
+    """Multiply all embeddings by 2^-exponent without changing the outputs. Names are those of our parameters.
 
-    Layer normalization follows the embeddings. The decoder shares the word embeddings, so its input is scaled by
-    2^exponent. Powers of two are exact: the negative exponent restores the same weights.
+    Layer normalization after the embeddings removes the factor. The decoder shares the word embeddings, so its input is
+    multiplied by 2^exponent. Powers of two are exact, so the negative exponent restores the same weights.
     """
     factors = {f"embeddings.{kind}_embeddings.weight": 2.0**-exponent for kind in ("word", "position", "token_type")}
     factors |= {f"mlm_head.layer_norm.{leaf}": 2.0**exponent for leaf in ("weight", "bias")}

@@ -1,4 +1,4 @@
-"""Checks that a model folder and a tokenizer match: the same tokens with the same ids, or an extension of them."""
+"""Check that a tokenizer has the same tokens and ids as a model folder, or extends them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_f
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
     """Return how a tokenizer extends the vocabulary of a model folder. Return None if the folder has no vocabulary.
 
-    Raise `DataError` if it is not an extension, or if the tokenizers treat text differently.
+    Raise `DataError` if the tokenizer does not extend the vocabulary, or if the two tokenizers treat text differently.
     """
     if not has_vocabulary(folder):
         return None
@@ -23,8 +23,8 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
     theirs = (old.whole_words, old.split_clusters, old.lowercase, old.strip_accents, old.handle_chinese_chars)
     ours = (tokenizer.whole_words, tokenizer.split_clusters, *tokenizer.settings.values())
     names = ("whole words", "clusters", *tokenizer.settings)
-    num_compared = 2 if old.lowercase is None else len(names)
-    if _in_effect(theirs)[:num_compared] != _in_effect(ours)[:num_compared]:
+    num_compared = 2 if old.lowercase is None else len(names)  # None if the folder does not state these settings
+    if _effective_settings(theirs)[:num_compared] != _effective_settings(ours)[:num_compared]:
         pairs = zip(names, theirs, ours, strict=True)
         differences = ", ".join(f"{name} {a} and {b}" for name, a, b in pairs if a != b)
         what = f"the tokenizers of {folder} and of the data treat text differently: {differences}"
@@ -32,7 +32,7 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
     return extension
 
 
-def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
+def _effective_settings(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
     """Replace a `strip_accents` of None by the value of `lowercase`, as BERT's tokenizer does."""
     *cut, lowercase, strip_accents, handle_chinese_chars = settings
     return *cut, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
@@ -41,8 +41,8 @@ def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
     """Raise `DataError` if the number of rows of a word embedding does not match a vocabulary.
 
-    Models with a vocabulary in their folder may have extra rows, which pad the embedding to a round number. They stay
-    in the softmax, as in `transformers`.
+    If its folder has a vocabulary, a model may have extra rows that pad the embedding to a round number. They stay in
+    the softmax, as in `transformers`.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
         what = f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}"

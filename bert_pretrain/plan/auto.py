@@ -13,20 +13,22 @@ from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
+from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
-from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_for
+from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan, vocab_size_for
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
+from bert_pretrain.train.schedule import duration
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
-PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}  # share of the time within which the first few networks may begin
+# Share of the time until which the timing of the first `MIN_TIMED` networks may begin, even beyond `CALIBRATION_SHARE`.
+PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}
 Ranges = TypeAdapter(dict[str, tuple[float, float]])  # `forecast.json`: ranges of held-out metrics by name
 
 
 def planned_config(
-    inputs: Sequence[str],
-    seconds: float,
+    asked: Config,
     output: Path,
     *,
     settings: Sequence[str] = (),
@@ -38,20 +40,22 @@ def planned_config(
     """Return the configuration of the plan in `output`; make and print the plan if there is none.
 
     Args:
+        asked: the configuration of `settings` and `flags` alone, with inputs and a time.
         settings, flags: as for `load_config`; they override the plan.
         machine: name or file of the machine facts to plan with, instead of timing this machine.
         overwrite: replace an existing plan, unless torchrun or Slurm has restarted the command.
         dry_run: write nothing.
     """
     check_writable(output)
-    path = output / PLAN
+    assert asked.time is not None
+    inputs, seconds, path = asked.inputs, asked.time, output / PLAN
     overwrite = overwrite and not is_restarted()
     with contextlib.ExitStack() as stack:
         if overwrite and not dry_run:
             path.unlink(missing_ok=True)  # so that a restart does not use the old plan
         if path.exists() and not overwrite:
             planned = load_config(path)
-            if planned.inputs != tuple(inputs):
+            if planned.inputs != inputs:
                 raise ConfigError(
                     f"the plan is for the inputs {', '.join(planned.inputs)}, not for {', '.join(inputs)}",
                     where=str(path),
@@ -60,11 +64,12 @@ def planned_config(
             ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
             print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before{ignored}")
         else:
-            check_time(seconds)
-            base = load_config(None, settings, flags)
-            text_facts = measure_text(inputs, base.data)
-            facts = _facts(machine, text_facts, seconds, base.train, dry_run=dry_run)
-            plan = make_plan(tuple(inputs), text_facts, facts, seconds)
+            if seconds < MIN_SECONDS:
+                what = f"{seconds:g} seconds are too short for vocabulary, data and training"
+                raise ConfigError(what, where="--time", remedy="allow at least 2m")
+            text_facts = measure_text(inputs, asked.data)
+            facts = _facts(machine, text_facts, seconds, asked.train, dry_run=dry_run)
+            plan = make_plan(inputs, text_facts, facts, seconds)
             print(text := describe(plan, facts))
             if dry_run:  # written to a temporary folder, so that settings and flags are checked against the plan
                 print(f"# The machine: {facts.model_dump_json()}")
@@ -78,13 +83,11 @@ def planned_config(
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
-    """Return the facts of `machine` if it is this machine or nothing is run, else the facts of this machine.
+    """Return the facts of `machine` in a dry run or if it is this machine, otherwise the facts of this machine.
 
-    The facts of this machine are the shipped ones of its card, unless `train.attention` is set, or are measured.
+    If the package has the facts of this card and `train.attention` is auto, use them; otherwise measure this machine.
     """
-    from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
-
-    device = device_of(train.device)
+    device = timing.device_of(train.device)
     if machine is not None:
         facts = read_machine(machine)
         is_same = (facts.device, facts.cores) == (device.type, device.cores) and facts.has_memory(device.memory_bytes)
@@ -96,7 +99,7 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
         return shipped
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[device.type] * seconds)
     patience = PATIENCE_SHARE[device.type] * seconds
-    return measure_machine(allowed, vocab_size_for(text), train.device, train.attention, patience)
+    return timing.measure_machine(allowed, vocab_size_for(text), train.device, train.attention, patience)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -110,8 +113,6 @@ def expected(plan: Plan) -> dict[str, tuple[float, float]]:
 
 def describe(plan: Plan, machine: MachineFacts) -> str:
     """Return the plan as YAML with the forecast and the reasons as comments."""
-    from bert_pretrain.train.schedule import duration
-
     text, ranges, pairs = plan.text, expected(plan), ""
     timed = sum(speed.is_timed for speed in machine.speeds)
     low, high = ranges["mlm_loss"]
@@ -144,21 +145,16 @@ def compare(output: Path, run: Path) -> str | None:
     """Return a line that compares the forecast with the last held-out metrics; None if either is missing."""
     try:
         forecast = Ranges.validate_json((output / FORECAST).read_bytes())
-    except (FileNotFoundError, ValidationError):  # a finished run must not end with an error
-        return None
-    try:
         metrics = read_metrics(run)
-    except DataError:
+    except (FileNotFoundError, ValidationError, DataError):  # a finished run must not end with an error
         return None
     last = next((line for line in reversed(metrics) if line.get("validation_mlm_loss") is not None), {})
     texts = []
     for name, (low, high) in forecast.items():
         if (value := last.get(f"validation_{name}")) is not None:
-            title, form, unit = (
-                ("MLM loss", ".2f", " nats")
-                if name == "mlm_loss"
-                else (names_of_pairs([read_record(run)])[1], ".0%", "")
-            )
+            title, form, unit = "MLM loss", ".2f", " nats"
+            if name != "mlm_loss":
+                title, form, unit = names_of_pairs([read_record(run)])[1], ".0%", ""
             place = "inside" if low <= round(value, 2) <= high else "outside"
             texts.append(f"{title} {value:{form}}{unit}, {place} {low:{form}} to {high:{form}}")
     return f"forecast: {'; '.join(texts)}" if texts else None

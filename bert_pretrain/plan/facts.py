@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from bert_pretrain.config import DataConfig, ModelConfig
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.errors import ConfigError, InputError, first_problem
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_language
@@ -38,8 +38,8 @@ class TextFacts:
     num_bytes: float  # of the text, uncompressed
     documents: float
     sentences_per_document: float  # median over the documents of the sample
-    single_sentence_share: float  # share of the documents of one sentence, which are too short for a pair
-    cjk_share: float  # share of Chinese characters in the letters
+    single_sentence_share: float  # share of documents with a single sentence, too short for a pair
+    cjk_share: float  # share of letters that are Chinese characters
     is_divisible: bool  # whether a fraction can be read: many files, or files of several documents
     vocab_reads_all: bool = False  # whether `vocab` reads all text: few inputs that are compressed or not in UTF-8
     boundary: str = ""  # document boundary to use if the configured one makes fewer than `MIN_CORPUS_DOCUMENTS`
@@ -150,12 +150,9 @@ class Size(NamedTuple):
 # BERT-Tiny to BERT-Large, and one size between the smallest two of Turc et al. (2019).
 SIZES = tuple(map(Size._make, ((2, 128), (2, 256), (4, 256), (4, 512), (8, 512), (12, 768), (24, 1024))))
 
-_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-_NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
 
 class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Speed(_Facts):
@@ -163,9 +160,9 @@ class Speed(_Facts):
 
     layers: PositiveInt
     hidden: Annotated[int, Field(gt=0, multiple_of=64)]
-    flops_per_second: _Positive  # forward and backward, with large batches
-    update_seconds: _NonNegative  # optimizer time per step
-    launch_seconds: _NonNegative = 0.0  # shortest possible step, limited by kernel launches; about 0 on a CPU
+    flops_per_second: PositiveFloat  # forward and backward, with large batches
+    update_seconds: NonNegativeFloat  # optimizer time per step
+    launch_seconds: NonNegativeFloat = 0.0  # shortest possible step, limited by kernel launches; about 0 on a CPU
     is_timed: bool = True  # False: extrapolated
 
     @property
@@ -219,14 +216,13 @@ def read_machine(name_or_file: str) -> MachineFacts:
         known = ", ".join(sorted(shipped.stem for shipped in SHIPPED.glob("*.json")))
         what, remedy = f"there is no machine '{name_or_file}'", f"choose {known}, or a machine.json of a 'run auto'"
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{path} is not a file of machine facts: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        what = f"{path} is not a file of machine facts: {first_problem(error)}"
         remedy = "use OUTPUT/machine.json of a 'run auto'"
     raise ConfigError(what, where="--machine", remedy=remedy)
 
 
 def shipped_facts(device_name: str, memory_bytes: int, cores: int) -> MachineFacts | None:
-    """Return the shipped facts of a card, by name and memory; None unless all networks were timed."""
+    """Return the shipped facts of a card with this memory; None if there are none or not all networks were timed."""
     card = (known_card(device_name) or "").replace(" ", "").lower()
     if not (SHIPPED / f"{card}.json").is_file():
         return None

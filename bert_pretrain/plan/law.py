@@ -5,12 +5,12 @@ The loss starts at that of the token frequencies and falls to a floor, as a powe
     loss = floor + (6.3 - floor) * (1 + tokens / first) ^ -power
 
 The floor falls with the weights as the losses of five networks do in Devlin et al. (2018, table 6). The other constants
-are fitted by `scripts/fit_law.py` to runs with the recipe of `run auto`. Weights, those of the matrices in the encoder,
-and tokens are in millions. Losses are in nats per masked token of a vocabulary of 8,192.
+are fitted by `scripts/fit_law.py` to runs with the recipe of `run auto`. Weights and tokens are in millions; only the
+matrices of the encoder count as weights. Losses are in nats per masked token of a vocabulary of 8,192.
 
-Repeated tokens count less (Muennighoff et al., 2023, section 3.1). So do the tokens of large batches (McCandlish et
-al., 2018): a training needs a minimum number of steps, which is fitted. Beyond a critical batch size, which is not
-fitted and grows as the loss falls, larger batches hardly improve a step.
+Repeated tokens count less (Muennighoff et al., 2023, section 3.1). Tokens of large batches also count less (McCandlish
+et al., 2018), for two reasons: a fixed number of steps (fitted) teaches nothing, and beyond a critical batch size (not
+fitted; it grows as the loss falls) larger batches hardly improve a step.
 """
 
 import math
@@ -57,19 +57,17 @@ REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 40.0
 # Minimum training tokens per weight, for measured networks and others: half of what Hoffmann et al. (2022) found for
 # GPTs (an assumption).
 MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
-# Relative loss by which a network outside the measured range must beat a smaller one, and a batch a smaller batch. An
+# Smallest relative difference of losses that counts, for networks outside the measured range and for batches. An
 # assumption: about half of the fit's spread.
 TIE = 0.025
 BATCHES = tuple(2048 * 2**doubling for doubling in range(9))  # tokens, up to the batch of Izsak et al. (2021)
 # Million training tokens up to which examples have 64 tokens, and above which a phase of 512 tokens ends the training.
 SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
-FILLED_SHARE = 0.97  # mean length of an example over the maximum
 # Next-sentence accuracy: a logistic curve over the logarithm of the tokens, from 50 % to the best measured accuracy. It
 # was fitted by eye, and did not depend on the size.
 NSP_MIDDLE, NSP_POWER, NSP_MAX, NSP_SPREAD = {"en": 3.0, "zh": 0.4}, 1.05, 0.8, 0.1
-WARMUP_RATIO = 0.05
-# Weight decay keeps the weights at the scale of other BERTs, which AdamW fine-tunes well. Text that is seen in more
-# epochs than this needs more of it.
+# Weight decay keeps the weights at the scale of other BERTs, which AdamW fine-tunes well. Trainings of more epochs than
+# `REPEATED_FROM_EPOCHS` need more of it.
 WEIGHT_DECAY, REPEATED_WEIGHT_DECAY, REPEATED_FROM_EPOCHS = 0.3, 1.0, 12.0
 # Peak learning rate, measured up to this size and batch. Beyond them `peak_lr` assumes: 1/width, as Yang and Hu (2021)
 # derive for AdamW, which trains the tied embeddings (an H100 run of L4-H512 stopped learning at 3e-3); 1/sqrt(layers)
@@ -113,7 +111,7 @@ def counted(tokens: float, epochs: float) -> float:
 
 
 def critical_batch(loss: float) -> float:
-    """Return the batch, in tokens, with which reaching this loss takes twice the tokens that small batches need."""
+    """Return the batch size in tokens at which a loss takes twice the training tokens that small batches take."""
     return CRITICAL_BATCH * loss**-CRITICAL_POWER
 
 
@@ -148,8 +146,3 @@ def peak_lr(size: Size, batch_tokens: int) -> float:
     width, depth = min(1.0, LR_SIZE.hidden / size.hidden), min(1.0, LR_SIZE.layers / size.layers)
     batch = min(MAX_LR_FACTOR, max(1.0, batch_tokens / LR_BATCH_TOKENS) ** 0.5)
     return float(f"{PEAK_LR * width * depth**0.5 * batch:.2g}")
-
-
-def weight_decay(epochs: float) -> float:
-    """Return the weight decay of a training of `epochs` epochs."""
-    return WEIGHT_DECAY if epochs <= REPEATED_FROM_EPOCHS else REPEATED_WEIGHT_DECAY

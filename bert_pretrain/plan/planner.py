@@ -23,12 +23,10 @@ DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 8.0
 MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
 # Text to read: 2 x the expected training tokens, at least 10 MB and 100 documents.
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
-SAVE_SECONDS = 600.0  # approximate time between checkpoints of long trainings
 EVALUATIONS, EVALUATION_SHARE = 8, 0.02  # number of evaluations, and their share of the time
 # Minimum for a stable next-sentence accuracy: pairs of one document are correlated. Further held-out examples are only
 # used in the last evaluation, which takes at most as long as the others together.
 MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 20
-FORWARD_SPEED = 2.5  # speed of an evaluation relative to training, in tokens per second
 SHORT_LENGTH, LENGTH = 64, 128  # tokens per example, in the shortest trainings and in all others
 # Second phase: length, share of the time, share of the peak learning rate, and minimum time of the training. The paper
 # (appendix A.2) gives it a tenth of the steps.
@@ -40,7 +38,6 @@ VOCAB_SIZES = {
     True: ((1e9, 8192), (math.inf, 21_128)),
 }
 FAST_SHARE = 0.9  # minimum speed of a batch, as a share of the fastest batch's tokens per second
-MAX_SINGLE_SENTENCES = 0.5  # above this share of documents of one sentence, no pairs are made
 
 
 class Choice(NamedTuple):
@@ -92,16 +89,8 @@ class Plan:
         return load_config(None, (), {"inputs": ("plan", self.inputs), "time": ("plan", self.seconds), **flags})
 
 
-def check_time(seconds: float) -> None:
-    """Raise ConfigError if the time is too short for any plan."""
-    if seconds < MIN_SECONDS:
-        what = f"{seconds:g} seconds are too short for vocabulary, data and training"
-        raise ConfigError(what, where="--time", remedy="allow at least 2m")
-
-
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
-    """Return the plan for `seconds`, counted from the start of the command to the finished model."""
-    check_time(seconds)
+    """Return the plan for `seconds` (at least `MIN_SECONDS`) from the start of the command to the finished model."""
     fraction = affordable = _affordable_fraction(text, machine, seconds)
     for _ in range(2):  # the vocabulary size, and so the speed, depends on the fraction of the text
         tokens = _best_training(text, machine, seconds, fraction)[0].tokens
@@ -116,11 +105,10 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         *_train_choices(best, taken),
         *_phases(best),
     )
-    why_seconds = (
-        f"of {duration_text(float(seconds))}: enough to see the text {best.epochs:,.0f} times; more passes did not help"
-        if taken < seconds
-        else ""
-    )
+    why_seconds = ""
+    if taken < seconds:
+        enough = f"enough to see the text {best.epochs:,.0f} times; more passes did not help"
+        why_seconds = f"of {duration_text(float(seconds))}: {enough}"
     return Plan(inputs, text, taken, why_seconds, choices, best)
 
 
@@ -143,13 +131,11 @@ def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float)
     if needed <= allowed:
         return 1.0
     if least >= allowed:
-        raise ConfigError(
-            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {least:,.0f} of "
-            f"{seconds:,.0f} seconds, and these inputs are read whole"
-            + (" by vocab, as they are compressed or not in UTF-8" if text.is_divisible else ""),
-            where="--time",
-            remedy=f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files",
-        )
+        what = f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {least:,.0f} of {seconds:,.0f} "
+        what += "seconds, and these inputs are read whole"
+        what += " by vocab, as they are compressed or not in UTF-8" if text.is_divisible else ""
+        remedy = f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files"
+        raise ConfigError(what, where="--time", remedy=remedy)
     return (allowed - least) / (needed - least)
 
 
@@ -184,7 +170,7 @@ def _best_training(
 
 
 def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts) -> Training:
-    """Return the candidate for a network: short examples up to a number of tokens, and the batch of `_best_batch`."""
+    """Return the candidate for a network, with its best batch size. A training on few tokens gets short examples."""
     text_tokens, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
 
     def candidate(batch_tokens: int, length: int) -> Training:
@@ -203,7 +189,7 @@ def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction:
 
 
 def _best_batch(trainings: list[Training]) -> Training:
-    """Return the smallest batch that is fast and whose loss is near the lowest, or else the one of the lowest loss."""
+    """Return the training with the smallest batch that is fast and near the lowest loss, else the one of that loss."""
     best = min(trainings, key=lambda one: one.loss)
     fastest = max(one.tokens / one.time_share for one in trainings)
     good = [
@@ -217,8 +203,8 @@ def _best_batch(trainings: list[Training]) -> Training:
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
     """Return the keys of the sections `vocab` and `data`; `text` is the part of the text that is read."""
     is_measured = text.is_chinese or text.language == "en"
-    law_of = "" if is_measured else "; size and forecast use the law measured on English"
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_of}")]
+    law_note = "" if is_measured else "; size and forecast use the law measured on English"
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_note}")]
     if not is_measured:
         choices.append(Choice("data.language", text.language, "recognized from the first text of the inputs"))
     if text.is_chinese:
@@ -259,12 +245,13 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 def _evaluated_tokens(best: Training) -> float:
     """Return the number of tokens of each evaluation but the last."""
-    return EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
+    forward_speed = 2.5  # relative to training, in tokens per second
+    return EVALUATION_SHARE * 1e6 * best.tokens * forward_speed / EVALUATIONS
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
     """Return `data.next_sentence` and the reason for it."""
-    if text.single_sentence_share > MAX_SINGLE_SENTENCES:
+    if text.single_sentence_share > 0.5:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, too short for a pair"
     if text.documents < MIN_CORPUS_DOCUMENTS:
         return "sop", "too few documents to draw a random B from; sentence order needs only one"
@@ -292,19 +279,20 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
 
 def _train_choices(best: Training, seconds: float) -> list[Choice]:
     batch = best.batch_tokens // best.length
-    steps = max(1.0, best.steps / law.FILLED_SHARE)
+    steps = max(1.0, best.steps / 0.97)  # the mean length of an example is 97 % of the maximum
     every = max(20, int(steps / EVALUATIONS))
     examples = min(10_000, max(MIN_HELD_OUT_EXAMPLES, int(_evaluated_tokens(best) / best.length)))
-    save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
+    save_every = max(20, min(every, int(steps * 600.0 / seconds)))  # in long trainings, about every ten minutes
+    weight_decay = law.WEIGHT_DECAY if best.epochs <= law.REPEATED_FROM_EPOCHS else law.REPEATED_WEIGHT_DECAY
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
-        Choice("train.init", "positional_heads", "starts with attention to neighbouring tokens: no plateau"),
+        Choice("train.init", "positional_heads", "starts with attention to neighboring tokens: no plateau"),
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
-        Choice("train.warmup_ratio", law.WARMUP_RATIO, "of the time"),
+        Choice("train.warmup_ratio", 0.05, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
-        Choice("train.weight_decay", law.weight_decay(best.epochs), "keeps the weights at a scale for fine-tuning"),
+        Choice("train.weight_decay", weight_decay, "keeps the weights at a scale for fine-tuning"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
         Choice("train.eval_examples", examples, "the last evaluation uses all"),
@@ -317,12 +305,11 @@ def _phases(best: Training) -> list[Choice]:
     if best.positions == best.length:
         return []
     peak_lr = float(f"{LONG_LR_SHARE * law.peak_lr(best.size, best.batch_tokens):.1g}")
+    short = {"name": str(best.length), "time_share": 1.0 - LONG_TIME_SHARE}
     long = {
+        "name": str(best.positions),
+        "time_share": LONG_TIME_SHARE,
         "data": {"max_seq_length": best.positions},
         "train": {"global_batch_size": best.batch_tokens // best.positions, "peak_lr": peak_lr},
     }
-    phases = [
-        {"name": str(best.length), "time_share": 1.0 - LONG_TIME_SHARE},
-        {"name": str(best.positions), "time_share": LONG_TIME_SHARE, **long},
-    ]
-    return [Choice("phases", phases, "most steps on short examples, the rest on long ones, as in the paper")]
+    return [Choice("phases", [short, long], "most steps on short examples, the rest on long ones, as in the paper")]

@@ -11,7 +11,6 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import checked_json_text, read_json, write_text
 
 SECONDS_BETWEEN_WRITES = 1.0  # a kill loses at most this much of the count
-_FILE_BYTES = 256  # fixed, so that a shorter number overwrites a longer one completely
 
 
 class TimeLimit:
@@ -58,7 +57,8 @@ class TimeLimit:
                 os.pwrite(self._descriptor, self._content().encode(), 0)
 
     def _content(self) -> str:
-        return checked_json_text({"used_seconds": round(self.used, 3)}).ljust(_FILE_BYTES)
+        text = checked_json_text({"used_seconds": round(self.used, 3)})
+        return text.ljust(256)  # a fixed size, so that a shorter number overwrites a longer one completely
 
 
 def _used_before(file: Path) -> float:

@@ -19,12 +19,11 @@ from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
-from bert_pretrain.train.packing import GlobalBatch, cut
+from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
 from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
-FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
 MIN_TIMED = 3  # networks; fewer if they take too long
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
@@ -65,12 +64,12 @@ def measure_machine(
                     raise
                 break
             took = time.perf_counter() - started
-    timed = {speed.size: speed for speed in speeds}
+    speeds += [extrapolated(size, speeds[-1], device.type) for size in SIZES[len(speeds) :]]
     return MachineFacts(
         device=device.type,  # type: ignore[arg-type]
         cores=available_cores(),
         memory_bytes=_memory_bytes(device),
-        speeds=tuple(timed.get(size) or extrapolated(size, speeds[-1], device.type) for size in SIZES),
+        speeds=tuple(speeds),
     )
 
 
@@ -139,10 +138,10 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
             )  # fmt: skip
 
         timed.append((examples * LENGTH * size.flops_per_token(vocab_size, LENGTH), _median_seconds(step, device)))
-        if _throughput(timed[-1]) < FLAT * max(map(_throughput, timed[:-1]), default=0.0):
-            break
-    updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device) if len(timed) == 1 else None
-    return speed_of(size, timed, updating, has_launches=device.type == "cuda")
+        if _throughput(timed[-1]) < 1.1 * max(map(_throughput, timed[:-1]), default=0.0):
+            break  # larger batches hardly raise the throughput
+    update_time = _median_seconds(lambda: update(optimizers, 1e-4, keep), device) if len(timed) == 1 else None
+    return speed_of(size, timed, update_time, has_launches=device.type == "cuda")
 
 
 def _throughput(timed: tuple[float, float]) -> float:
@@ -150,15 +149,15 @@ def _throughput(timed: tuple[float, float]) -> float:
     return flops / seconds
 
 
-def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | None, *, has_launches: bool) -> Speed:
+def speed_of(size: Size, timed: list[tuple[float, float]], update_time: float | None, *, has_launches: bool) -> Speed:
     """Return the speed of a network from the (operations, seconds) of its steps, the smallest step first.
 
-    `updating` is the time of the optimizer update alone. If it is None, the last two steps determine that time: on
+    `update_time` is the time of the optimizer update alone. If it is None, the last two steps determine that time: on
     a GPU the update overlaps with kernel launches or is part of a CUDA graph, so alone it would take longer.
     """
     (flops, seconds), others = timed[-1], timed[:-1]
-    if updating is not None:
-        rate = flops / max(seconds - updating, 0.1 * seconds)
+    if update_time is not None:
+        rate = flops / max(seconds - update_time, 0.1 * seconds)
     else:
         rate = (flops - others[-1][0]) / max(seconds - others[-1][1], 0.1 * seconds)
     return Speed(
@@ -199,4 +198,5 @@ def _random_batch(vocab_size: int, examples: int, micro_batch_tokens: int) -> Gl
         ),
         rng.integers(0, 2, examples).astype(np.uint8),
     )
-    return cut(drawn, max(LENGTH, micro_batch_tokens))
+    assigned = assign_by_length(drawn.lengths, max(LENGTH, micro_batch_tokens), rank=0, num_ranks=1)
+    return global_batch_of([(drawn, np.arange(examples))], assigned)

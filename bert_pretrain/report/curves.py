@@ -48,7 +48,7 @@ MORE_PANELS = (
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the runs in an output folder of `run`, oldest first, or the folder itself if it has no such runs."""
+    """Return the runs in an output folder of `run`, oldest first. Return the folder if it is a run or has none."""
     files = [path for pattern in ("train", "train/*") for path in folder.glob(f"{pattern}/metrics.jsonl")]
     if not files or (folder / "metrics.jsonl").is_file():
         return [folder]
@@ -80,19 +80,19 @@ def value_of(record: Mapping[str, Any], path: str) -> Any:
 
 
 def number_of(record: Mapping[str, Any], path: str) -> float | None:
-    """Return the number at a dotted path; None if it is missing or not one that a run can write."""
+    """Return the number at a dotted path; None if it is missing or outside the range of numbers that runs write."""
     value = value_of(record, path)
     return value if type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15) else None
 
 
 def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the names of the runs' sentence-pair task and of its accuracy."""
+    """Return the name of the runs' sentence-pair task and the name of its accuracy."""
     tasks = {value_of(record, "data.statistics.next_sentence") for record in records}
     return TASKS["sop" if tasks == {"sop"} else "nsp"]
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl` without time, host and job."""
+    """Read the lines of a run's `metrics.jsonl`, without the fields `time`, `host` and `job`."""
     path = run / "metrics.jsonl"
     remedy = "name a folder written by 'bert-pretrain train'"
     if not path.is_file():
@@ -155,7 +155,7 @@ def make_figure(
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
-    """Draw lines for models that know nothing (chance), or only the token frequencies."""
+    """Draw horizontal lines for the metric of random guesses, and for the loss of token frequencies."""
     lines = [("chance", panel.chance)]
     if panel.training == "mlm_loss":
         sizes = {number_of(record, "data.statistics.vocab_size") for record in records}
@@ -194,14 +194,14 @@ def _draw_panel(axes: Any, panel: Panel, labels: list[str], metrics: list[Metric
         # In matplotlib a dollar sign starts a formula, and a leading underscore hides a label.
         run = f"{' ' if run.startswith('_') else ''}{run}".replace("$", r"\$")
         prefix = f"{run}: " if len(labels) > 1 else ""
-        for name, label, style in ((panel.training, "training", "-"), (panel.validation, "held out", "o--")):
+        series = ((panel.training, "training", "-", 1.0), (panel.validation, "held out", "o--", 1.6))
+        for name, label, style, width in series:
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
             if points:
-                width = 1.0 if name == panel.training else 1.6
-                colour = f"C{number}" if len(labels) > 1 else ("C0" if name == panel.training else "C1")
+                color = f"C{number}" if len(labels) > 1 else ("C0" if name == panel.training else "C1")
                 steps, values = zip(*points, strict=True)
                 style = style if len(points) > 1 else "o"  # a line needs two points
-                axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
+                axes.plot(steps, values, style, label=prefix + label, color=color, linewidth=width, markersize=4)
     axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
     axes.update_datalim([(axes.dataLim.x0, value) for value in panel.axis])
     axes.autoscale_view()

@@ -89,7 +89,7 @@ class Diagnosis:
         return is_new
 
     def _num_points(self, share: float, minimum: int) -> int:
-        """Return the number of points in a share of the run."""
+        """Return the number of points in a share of the run, at least `minimum`."""
         return max(minimum, round(share * len(self._points) / max(self._share, 1 / MAX_POINTS)))
 
     def _values(self, name: str) -> list[float]:
@@ -98,32 +98,32 @@ class Diagnosis:
 
     def _rate_too_high(self) -> Hint | None:
         """Return a hint if the loss or the gradient norm has risen far above earlier values."""
-        num, losses, norms = self._num_points(0.02, 3), self._values("mlm_loss"), self._values("grad_norm")
-        if self._share < self._warmup_share or len(losses) < 2 * num:
+        n, losses, norms = self._num_points(0.02, 3), self._values("mlm_loss"), self._values("grad_norm")
+        if self._share < self._warmup_share or len(losses) < 2 * n:
             return None
         sums = [0.0, *itertools.accumulate(losses)]
-        best = min(after - before for before, after in zip(sums, sums[num:], strict=False)) / num
+        best = min(after - before for before, after in zip(sums, sums[n:], strict=False)) / n  # mean of n points
         best = min(best, self._first_loss or best)
-        now = fmean(losses[-num:])
+        now = fmean(losses[-n:])
         if now > best + FAR_NATS:
             return _too_high(f"the loss of masked tokens rose from {best:.2f} to {now:.2f} nats")
-        before, norm = median(norms[:-num] or norms or [0.0]), min(norms[-num:], default=0.0)
+        before, norm = median(norms[:-n] or norms or [0.0]), min(norms[-n:], default=0.0)
         if norm > 10.0 * max(before, self._max_grad_norm):
             return _too_high(f"the gradient norm rose from {before:.2g} to {norm:.2g}")
         return None
 
     def _patience_share(self) -> float:
-        """Return the share of the run that a plateau may last: 20,000 steps, but 10 % to 50 % of the run."""
+        """Return the share of the run that a plateau may last: 20,000 steps, limited to 10 % to 50 % of the run."""
         return min(0.5, max(0.1, 20_000 * self._share / max(self._num_steps, 1)))
 
     def _plateau(self) -> Hint | None:
         """Return a hint if the loss no longer falls but is not below that of token frequencies."""
-        entropy, losses, num = self._entropy, self._values("mlm_loss"), self._num_points(WINDOW_SHARE, 2)
+        entropy, losses, n = self._entropy, self._values("mlm_loss"), self._num_points(WINDOW_SHARE, 2)
         # In the last tenth the learning rate is too small for progress; `nothing_learned` judges the end.
         is_due = self._warmup_share + self._patience_share() <= self._share <= 1 - WINDOW_SHARE
-        if entropy is None or len(losses) < 2 * num or not is_due:
+        if entropy is None or len(losses) < 2 * n or not is_due:
             return None
-        now, before = fmean(losses[-num:]), fmean(losses[-2 * num : -num])
+        now, before = fmean(losses[-n:]), fmean(losses[-2 * n : -n])
         is_falling = before - now > 0.03
         if now < entropy - PLATEAU_NATS or is_falling or self.hints.keys() & {"plateau", RATE_TOO_HIGH}:
             return None
@@ -140,15 +140,15 @@ class Diagnosis:
 
     def _no_next_sentence(self) -> Hint | None:
         """Return a hint if masked tokens are learned but next sentences are not."""
-        num = self._num_points(self._patience_share(), 3)
+        n = self._num_points(self._patience_share(), 3)
         accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
-        if self._entropy is None or min(len(accuracies), len(losses)) < num or not self._has_next_sentence:
+        if self._entropy is None or min(len(accuracies), len(losses)) < n or not self._has_next_sentence:
             return None
-        if self._num_steps < 3000:  # a healthy run may stay at chance for so long
+        if self._num_steps < 3000:  # a healthy run may stay at chance for this long
             return None
-        accuracy = max(fmean(accuracies[-num:]), fmean(accuracies[-self._num_points(WINDOW_SHARE, 3) :]))
+        accuracy = max(fmean(accuracies[-n:]), fmean(accuracies[-self._num_points(WINDOW_SHARE, 3) :]))
         # Masked tokens count as learned 1 nat below token frequencies, and an accuracy up to 53 % as chance.
-        if max(losses[-num:]) > self._entropy - 1.0 or accuracy > 0.53:
+        if max(losses[-n:]) > self._entropy - 1.0 or accuracy > 0.53:
             return None
         return Hint(
             "next sentence not learned",
@@ -163,8 +163,7 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
     diagnosis, lines = Diagnosis(record), list(lines)
     for line in lines:
         diagnosis.add(line)
-    is_finished = "progress" in record
-    final = nothing_learned(record, lines) if is_finished else None
+    final = nothing_learned(record, lines) if "progress" in record else None  # only after the end of the run
     return [*diagnosis.hints.values(), *([final] if final else [])]
 
 
@@ -198,8 +197,8 @@ def nothing_learned(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]
 def too_large(weights: int, tokens: float) -> Hint | None:
     """Return a hint if the encoder has far too many weights (in matrices) for a text of `tokens` tokens.
 
-    It advises the largest smaller preset that the text is enough for, otherwise the smallest preset. The limit is twice
-    that of `run auto`, which plans from an estimate of the tokens.
+    The hint advises the largest smaller preset for which the text is enough, or else the smallest preset. The limit is
+    twice that of `run auto`, which plans from an estimate of the tokens.
     """
     if weights <= 2 * MAX_WEIGHTS_PER_TOKEN * tokens:
         return None

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 
 def render(template: str, /, **values: object) -> str:
-    """Return the text of a template filled with values; raise an error if the template needs another value."""
+    """Fill a template with values and return its text. Raise an error if the template needs another value."""
     return _environment(template.endswith(".html")).get_template(template).render(values)
 
 

@@ -19,17 +19,9 @@ from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import use_of
 
-COLUMNS = (
-    "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
-    "held-out {pair_accuracy}", "tokens/s", "MFU",
-)  # fmt: skip
-
 
 def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
-    """Draw the curves of run folders, write a page next to the picture and return both paths.
-
-    The page has the name of the picture with the ending `.html`.
-    """
+    """Draw the curves of run folders, write a page with the same name and the suffix `.html`, return both paths."""
     runs = [run for folder in runs for run in curves.run_folders(folder)]
     if not output.name:
         raise OutputError(f"'{output}' is not a file name", where="--output", remedy="give one, such as curves.png")
@@ -39,22 +31,22 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
     figures = [curves.make_figure(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
     pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
+    rows = [_cells(lines, curves.names_of_pairs(records)[1]) for lines in metrics]
     summaries: list[dict[str, Any]] = []
-    for name, record, lines in zip(curves.run_names(runs), records, metrics, strict=True):
-        hints, cells = diagnose(record, lines), _cells(lines)
+    for name, record, lines, cells in zip(curves.run_names(runs), records, metrics, rows, strict=True):
+        hints = diagnose(record, lines)
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
         details = {"use": use_of(record, lines), "normal": normal_values(record)}
-        summaries.append({"name": name, "hints": hints, "cells": cells, **details})
-    columns = [title.format(pair_accuracy=curves.names_of_pairs(records)[1]) for title in COLUMNS]
-    text = render("report.html", runs=summaries, columns=columns, pictures=pictures)
+        summaries.append({"name": name, "hints": hints, "cells": list(cells.values()), **details})
+    text = render("report.html", runs=summaries, columns=["run", *rows[0]], pictures=pictures)
     curves.write_figure(figures[0], output)
     curves.write_file(page, text.encode())
     return output, page
 
 
 def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the values to expect of a run's metrics, as pairs of a title and a text."""
+    """Return the expected values of a run's metrics, as pairs of a title and a text."""
     size, frequencies = number_of(record, "data.statistics.vocab_size"), frequency_loss(record)
     first, why = math.log(size) if size else None, "the logarithm of the vocabulary size"
     if value_of(record, "config.train.mlm_bias") == "unigram":
@@ -71,8 +63,8 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(title, text.format(value)) for title, value, text in values if value]
 
 
-def _cells(metrics: Metrics) -> list[str]:
-    """Return the cells of a run's row in the table, in the order of `COLUMNS` without the name."""
+def _cells(metrics: Metrics, pair_accuracy: str) -> dict[str, str]:
+    """Return the cells of a run in the table of metrics, by column title. `pair_accuracy` is a title."""
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = {**validation, **(training[-1] if training else {})}
@@ -82,14 +74,14 @@ def _cells(metrics: Metrics) -> list[str]:
     for name in ("tokens_per_second", "mfu"):
         values = [line[name] for line in training if line.get(name) is not None]
         medians.append(statistics.median(values) if values else None)
-    cells = (
-        (last.get("step"), ",.0f"),
-        (last.get("examples"), ",.0f"),
-        (loss, ".3f"),
-        (None if loss is None else curves.perplexity(loss), ",.1f"),
-        (validation.get("validation_mlm_accuracy"), ".1%"),
-        (None if accuracy is None else with_error(accuracy, *counts), ""),
-        (medians[0], ",.0f"),
-        (medians[1], ".1%"),
-    )
-    return ["–" if value is None else format(value, form) for value, form in cells]
+    cells = {
+        "step": (last.get("step"), ",.0f"),
+        "examples": (last.get("examples"), ",.0f"),
+        "held-out MLM loss": (loss, ".3f"),
+        "held-out perplexity": (None if loss is None else curves.perplexity(loss), ",.1f"),
+        "held-out MLM accuracy": (validation.get("validation_mlm_accuracy"), ".1%"),
+        f"held-out {pair_accuracy}": (None if accuracy is None else with_error(accuracy, *counts), ""),
+        "tokens/s": (medians[0], ",.0f"),
+        "MFU": (medians[1], ".1%"),
+    }
+    return {title: "–" if value is None else format(value, form) for title, (value, form) in cells.items()}

@@ -1,4 +1,4 @@
-"""Predict from the held-out loss how a model does in classification, compared with word counts.
+"""Predict from the held-out loss how accurate a model is in classification, compared with word counts.
 
 The table comes from models of `run auto`, fine-tuned by `finetune classify` with its defaults. `scripts/bench_use.py`
 repeats the measurement.
@@ -39,7 +39,7 @@ class Use(NamedTuple):
 def expected_use(mlm_loss: float, vocab_size: int, language: str) -> Use | None:
     """Return the expected use for a held-out loss in nats; None for a language that was not measured.
 
-    The points are interpolated between measured losses. Outside them the nearest measurement is used.
+    Points are interpolated between the measured losses. Outside their range, the nearest measurement is used.
     """
     if language not in MEASURED:
         return None

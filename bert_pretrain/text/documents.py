@@ -22,7 +22,6 @@ from bert_pretrain.text.text_files import ByteRange, text_blocks
 MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # approximately; each part is a task and a folder of the token store
-_BLANK = b" \t\r\n"  # characters of a blank line; a form feed ends a page, not a document
 _SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}  # by boundary
 
 
@@ -64,7 +63,7 @@ def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]
 
 
 def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
-    """Return the bytes at which parts begin. A part ends at the first document boundary after `part_bytes`."""
+    """Return the byte offset of each part. A part ends at the first document boundary after `part_bytes` bytes."""
     cuts = [0]
     while cuts[-1] + 2 * part_bytes < size:
         file.seek(cuts[-1] + part_bytes)
@@ -79,11 +78,11 @@ def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) ->
 
 
 def _skip_line(file: BinaryIO) -> bool:
-    """Skip a line of any length, and return whether it is blank. The end of the file counts as blank."""
+    """Skip a line of any length and return whether it is blank. At the end of the file, return True."""
     is_blank = True
     while True:
         piece = file.readline(1 << 20)
-        is_blank = is_blank and not piece.strip(_BLANK)
+        is_blank = is_blank and not piece.strip(b" \t\r\n")  # a form feed ends a page, not a document
         if not piece or piece.endswith(b"\n"):
             return is_blank
 
@@ -103,10 +102,10 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
 
 
 def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Print the large inputs that cannot be divided, as other cores will wait for them."""
-    sizes = {source.location: source.size or 0 for source in sources if not source.is_divisible}
+    """Print the large inputs that cannot be divided. While one core reads such an input, the others wait."""
     min_bytes = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
-    if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= min_bytes]):
+    large = [source.location for source in sources if not source.is_divisible and (source.size or 0) >= min_bytes]
+    if num_workers > 1 and large:
         print(
             f"{', '.join(large)}: such a file cannot be divided, so one core reads it while others wait\n"
             "  hint: uncompressed .txt and .jsonl, Parquet and datasets are divided; many files are read in parallel"
@@ -127,30 +126,30 @@ def check_unchanged(parts: Iterable[ByteRange]) -> None:
 
 
 class Document(NamedTuple):
-    """The text of a document, or a piece of a long document, cut at the end of a line or word."""
+    """The text of a document, or a piece of a long document that is cut after a line or word if possible."""
 
     text: str
     ends_document: bool
 
 
 def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a part, long ones in pieces, and count repairs and drops by reason in `counts`."""
+    """Yield the documents of a part. Split long documents. Count repairs and drops by reason in `counts`."""
     if part.source.format == "txt":
         pieces = _read_txt(part, config, counts)
     else:
         texts = read_texts(part, config, counts)
         pieces = (piece for text in texts if text is not None for piece in _split_long(text))
-    counts_empty = part.source.boundary not in ("blank_line", "line")  # in these, several blank lines are one boundary
-    blanks, is_begun = "", False
-    for piece in pieces:
-        if is_begun or (not piece.text.isspace() and piece.text):
-            yield Document(blanks + piece.text, piece.ends_document)
-            blanks, is_begun = "", not piece.ends_document
-        else:
-            blanks += piece.text
-            if piece.ends_document:
-                counts["empty_documents"] += counts_empty or bool(blanks.strip(" \t\r\n"))
-                blanks = ""
+    # If documents end at lines or blank lines, several blank lines are one boundary, not empty documents.
+    counts_blank = part.source.boundary not in ("blank_line", "line")
+    pending, is_begun = "", False
+    for text, ends_document in pieces:
+        pending += text
+        if is_begun or pending.strip():
+            yield Document(pending, ends_document)
+            pending, is_begun = "", not ends_document
+        elif ends_document:
+            counts["empty_documents"] += counts_blank or bool(pending.strip(" \t\r\n"))
+            pending = ""
 
 
 def _split_long(text: str) -> Iterator[Document]:
@@ -170,7 +169,7 @@ def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iter
         *documents, rest = separator.split(line_end + text) if separator else [text]
         for document in documents:
             yield Document(document, ends_document=True)
-        # The line end that closes this block may be the start of a blank line, so it is moved to the next block.
+        # A blank line may start with the last line end of a block, so this line end is moved to the next block.
         line_end = "\n" if part.source.boundary == "blank_line" and text.endswith("\n") else ""
         yield Document(rest.removesuffix(line_end), ends_document=False)
     yield Document("", ends_document=True)

@@ -12,20 +12,19 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io.inputs import stream_of
 
 AUTO, UTF8 = "auto", "utf-8"
-# The error handler _MARKING decodes an invalid byte sequence to _INVALID, a lone surrogate. It is encoded as 0xFF, a
-# byte that UTF-8 never has.
+# The error handler _MARKING decodes an invalid byte sequence to the lone surrogate _INVALID. `surrogateescape` encodes
+# _INVALID as the byte 0xFF, which is invalid in UTF-8.
 _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
 codecs.register_error(_MARKING, lambda error: (_INVALID, cast(UnicodeDecodeError, error).end))
-_BLOCK_BYTES = 1 << 15
 _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
-# Text is in another encoding, rather than damaged, if invalid characters exceed _MAX_INVALID of all characters and one
-# of the other limits of the non-ASCII ones, a low one for legacy encodings: Shift-JIS decodes 98 % of GB18030 text.
+# Text is damaged, rather than in another encoding, if at most _MAX_INVALID of its characters or at most a share of its
+# non-ASCII characters are invalid. The share is _MAX_INVALID_UTF8 for UTF-8. For other encodings, it is
+# _MAX_INVALID_OTHERS, which is low because Shift-JIS decodes 98 % of GB18030 text.
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
-_MAX_NUL = 0.2  # share of NUL characters; a higher one means UTF-16 or UTF-32
-_MIN_UTF8_CHARACTERS = 10  # non-ASCII characters; fewer may be valid UTF-8 by chance
+_MIN_UTF8_CHARACTERS = 10  # fewer non-ASCII characters may be valid UTF-8 by chance
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: UTF8,
-    codecs.BOM_UTF32_LE: "utf-32",  # must precede UTF-16, as its mark starts with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",  # precedes UTF-16 because this mark starts with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -41,7 +40,7 @@ _CENTRAL_EUROPEAN, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
 _SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}  # files declared as the subset often use the superset
 # GB18030 and Big5 decode most of each other's text, but to rare characters.
 _OTHER_CHINESE = {"gb18030": "cp950", "cp950": "gb18030", "big5": "gb18030", "big5hkscs": "gb18030"}
-# 40 % of the characters of Chinese text are among these, but almost none of those of wrongly decoded text.
+# These are 40 % of the characters of Chinese text, but almost none of the characters of wrongly decoded text.
 _COMMON_CHARACTERS = frozenset(
     "的一是不了個个在你有用這这來来我以可人道中他到上如為为要下時时行們们說说使大件得能之和會会將将它子也數数那出於于文過过就此去"
     "後后些面發发本多同作裡里開开器所見见看自進进程方只事好何並并對对前果其而定應应"
@@ -67,7 +66,7 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
 
 
 def likely_encoding(sample: bytes) -> str | None:
-    """Return the most likely encoding of a sample, None if none fits."""
+    """Return the most likely encoding of a sample, or None if no encoding fits."""
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if sample.startswith(mark):
             return encoding
@@ -82,7 +81,7 @@ def likely_encoding(sample: bytes) -> str | None:
 
 
 def _other_chinese(sample: bytes, encoding: str) -> str | None:
-    """Return Big5 for GB18030, or the reverse, if that gives far more common characters; None otherwise."""
+    """Return Big5 for GB18030 or the reverse if it decodes far more common characters, otherwise None."""
     other = _OTHER_CHINESE.get(encoding)
     if other is None or _is_surely_utf8(sample, encoding) or _is_foreign(sample, other):
         return None
@@ -99,7 +98,7 @@ def _common_share(sample: bytes, encoding: str) -> float:
 def _guess(sample: bytes) -> str | None:
     from charset_normalizer import from_bytes
 
-    if b"\0" not in sample:  # not UTF-16 or UTF-32: drop an incomplete last character; long ones lack these bytes
+    if b"\0" not in sample:  # not UTF-16 or UTF-32: cut after ASCII, so that the last character is complete
         sample = sample[: max(map(sample.rfind, (b"\n", b" ", b",", b".", b'"'))) + 1] or sample
     matches = from_bytes(sample, cp_isolation=list(_DETECTED))
     best = matches.best()
@@ -108,42 +107,41 @@ def _guess(sample: bytes) -> str | None:
         return None
     name = min(names, key=_DETECTED.index)
     western = next((match for match in matches if match.encoding == "cp1252"), None)
-    if western and name in _CENTRAL_EUROPEAN:
-        name = "cp1252" if western.chaos - western.coherence <= best.chaos - best.coherence + _TIE else name
-    return codecs.lookup(name).name
+    is_tie = western and western.chaos - western.coherence <= best.chaos - best.coherence + _TIE
+    return codecs.lookup("cp1252" if is_tie and name in _CENTRAL_EUROPEAN else name).name
 
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
-    """Convert the content of a file to UTF-8. An invalid byte sequence becomes the byte 0xFF, invalid in UTF-8."""
+    """Convert a file to UTF-8. An invalid byte sequence becomes the byte 0xFF, which is invalid in UTF-8."""
     return file if encoding == UTF8 else stream_of(file, _recoded(file, encoding))
 
 
 def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:
     decoder, block = codecs.getincrementaldecoder(encoding)(_MARKING), b"more"
     while block:
-        block = file.read(_BLOCK_BYTES)
+        block = file.read(1 << 15)
         yield decoder.decode(block, final=not block).encode("utf-8", "surrogateescape")
 
 
 def decode(sample: bytes, encoding: str) -> str:
-    """Decode the first bytes of a file. Invalid bytes become U+FFFD; the byte order mark is removed."""
+    """Decode the first bytes of a file. Replace invalid bytes by U+FFFD, and remove the byte order mark."""
     return _marked(sample, encoding).replace(_INVALID, "\ufffd")
 
 
 def _marked(sample: bytes, encoding: str) -> str:
-    """Decode a sample without a last, incomplete character. Invalid bytes become `_INVALID`."""
+    """Decode like `decode`, but replace invalid bytes by `_INVALID`. An incomplete last character is dropped."""
     try:
         return codecs.getincrementaldecoder(encoding)(_MARKING).decode(sample).removeprefix("\ufeff")
-    except UnicodeError:  # UTF-16 or UTF-32 without a byte order mark
+    except UnicodeError:  # UTF-16 and UTF-32 need a byte order mark
         return _INVALID
 
 
 def _is_foreign(sample: bytes, encoding: str) -> bool:
-    """Whether text is in another encoding, rather than damaged."""
+    """Whether a sample is in another encoding than `encoding`, rather than damaged."""
     if encoding == UTF8 and sample.startswith(tuple(mark for mark, name in _BYTE_ORDER_MARKS.items() if name != UTF8)):
         return True
     text = _marked(sample, encoding)
-    if text.count("\0") > _MAX_NUL * len(text):
+    if text.count("\0") > 0.2 * len(text):  # UTF-16 or UTF-32
         return True
     invalid = text.count(_INVALID)
     share = _MAX_INVALID_UTF8 if encoding == UTF8 else _MAX_INVALID_OTHERS
@@ -151,7 +149,7 @@ def _is_foreign(sample: bytes, encoding: str) -> bool:
 
 
 def _is_surely_utf8(sample: bytes, expected: str) -> bool:
-    """Whether text is UTF-8, even if the expected encoding can decode it too."""
+    """Whether a sample is UTF-8, even if the expected encoding can decode it too."""
     try:
         text = codecs.getincrementaldecoder(UTF8)().decode(sample)
     except UnicodeError:

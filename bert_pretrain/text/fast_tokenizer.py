@@ -1,12 +1,11 @@
 """A vectorized tokenizer with exactly the ids of `tokenizers`.
 
-BERT's normalizer and pre-tokenizer never look across a blank, an ASCII punctuation mark or a CJK character. So text is
-cut there, each distinct chunk is tokenized once, and the ids are gathered; the vocabulary counts the same chunks. Words
-of letters, marks and digits are normalized by `tokenizers` and tokenized here in batches. `tokenizers` encodes all
-others. A chunk of up to 32 bytes is its own key in a hash table.
+BERT's normalizer and pre-tokenizer never look across a blank, an ASCII punctuation mark or a CJK character. The text is
+cut at these characters into chunks. Each distinct chunk is tokenized once, and the ids are gathered. Words of letters,
+marks and digits are normalized by `tokenizers` and tokenized here in batches; `tokenizers` encodes all other chunks. A
+chunk of up to 32 bytes is its own key in a hash table. The vocabulary counts the same chunks.
 """
 
-import re
 import unicodedata
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from bert_pretrain.text import ragged
 from bert_pretrain.text.key_table import KEY_BYTES, MAX_KEY_BYTES, KeyTable, word_keys
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
+from bert_pretrain.text.tokenizer_folder import UNSPACED
 
 _BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by spaces
 _PUNCTUATION_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -22,11 +21,11 @@ _IN_WORD, _BLANK, _PUNCTUATION = range(3)
 _BLANKS_ONLY = bytes(_BLANK if byte in _BLANKS else _IN_WORD for byte in range(256))
 _CLASSES = bytes(_PUNCTUATION if byte in _PUNCTUATION_MARKS else _BLANKS_ONLY[byte] for byte in range(256))
 
-# The unified ideographs, nearly all CJK text. BERT also splits at rarer CJK blocks; here they stay inside words, which
-# `tokenizers` encodes.
+# The CJK unified ideographs, nearly all CJK text. BERT also splits at characters of rarer CJK blocks. Here these are
+# part of words, which `tokenizers` encodes.
 CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
 
-# Chunk numbers: an ASCII punctuation mark is its byte, then come CJK characters, then words.
+# Chunks are numbered: ASCII punctuation marks by their byte, then CJK characters, then words.
 _FIRST_CJK_NUMBER = 128
 FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
 
@@ -59,7 +58,7 @@ class Encoder:
         return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
 
     def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokenize a text by chunks, which are words, punctuation marks and CJK characters, also cut at `starts`.
+        """Tokenize a text by chunks: words, punctuation marks and CJK characters. Words are also cut at `starts`.
 
         Returns the ids (tokens,), the first byte of each chunk (chunks,) int64, and the offsets of the chunks' ids
         (chunks + 1,) int64.
@@ -96,15 +95,15 @@ class Encoder:
         return ids
 
     def _encode_new_words(self) -> None:
-        """Tokenize the words of the table that have no ids yet."""
+        """Compute the ids of the words of the table that have none yet."""
         words = self._table.words[len(self._lengths) - FIRST_WORD_NUMBER :]
         if not words:
             return
         normalized = self._normalized(words)
-        keys = {number: word for number, word in enumerate(normalized) if word and len(word) <= MAX_KEY_BYTES}
-        plain = np.array(list(keys), dtype=np.int64)
+        short = {number: word for number, word in enumerate(normalized) if word and len(word) <= MAX_KEY_BYTES}
+        plain = np.array(list(short), dtype=np.int64)
         others = np.setdiff1d(np.arange(len(words)), plain, assume_unique=True)
-        plain_ids, plain_lengths = self._word_piece.encode(list(keys.values()))
+        plain_ids, plain_lengths = self._word_piece.encode(list(short.values()))
         encoded = self._tokenizer.encode_texts([words[place].decode() for place in others])
         other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
         order = np.concatenate([plain, others])
@@ -116,9 +115,9 @@ class Encoder:
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
 
     def _normalized(self, words: list[bytes]) -> list[bytes | None]:
-        """Return each word as `tokenizers` normalizes it, None if `tokenizers` splits or drops it.
+        """Return each word as `tokenizers` normalizes it, or None if `tokenizers` must encode it.
 
-        Words have no ASCII punctuation, so they are normalized as one text with commas between them.
+        Words that are not ASCII letters and digits are normalized as one text, joined by commas. They have no commas.
         """
         if self._tokenizer.whole_words:
             return [None] * len(words)
@@ -129,21 +128,20 @@ class Encoder:
             return normalized
         joined = b",".join([words[number] for number in others]).decode()
         joined = self._tokenizer.backend.normalizer.normalize_str(joined)
-        separators = "".join(character for character in set(joined) - {","} if not self._is_plain(character))
-        needs_library = re.compile(f"[{re.escape(separators)}]|^$" if separators else "^$").search
+        separators = {character for character in set(joined) - {","} if not self._is_plain(character)}
         for number, word in zip(others, joined.split(","), strict=True):
-            normalized[number] = None if needs_library(word) else word.encode()
+            normalized[number] = word.encode() if word and separators.isdisjoint(word) else None
         return normalized
 
     def _is_plain(self, character: str) -> bool:
-        """Whether BERT never splits a word at a character."""
-        if self._tokenizer.split_clusters and any(first <= ord(character) <= last for first, last in UNSPACED_BLOCKS):
+        """Whether the pre-tokenizer never splits a word at a character."""
+        if self._tokenizer.split_clusters and UNSPACED.match(character):
             return False
         return unicodedata.category(character)[0] in "LMN"
 
 
 class ChunkTable:
-    """Assigns numbers to distinct chunks of text. `whole_words` cuts text at blanks only."""
+    """Assigns numbers to distinct chunks of text. With `whole_words`, text is cut at blanks only."""
 
     def __init__(self, *, around_cjk: bool, whole_words: bool = False) -> None:
         self.words: list[bytes] = []  # `words[i]` has number `FIRST_WORD_NUMBER + i`
@@ -155,21 +153,20 @@ class ChunkTable:
         self.num_bytes = 0  # of the chunks longer than `MAX_KEY_BYTES`
 
     def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
+        """Cut valid UTF-8 (bytes,) uint8 at blanks, before and after punctuation and CJK characters, and at `starts`.
 
-        Returns the first byte of each chunk (chunks,) int64, ascending, and its number (chunks,) int32.
+        Returns the first byte of each chunk (chunks,) int64, ascending, and the number of each chunk (chunks,) int32.
         """
-        is_word = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
-        is_alone = is_word == _PUNCTUATION
-        is_word = is_word == _IN_WORD
+        classes = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
+        is_alone, is_word = classes == _PUNCTUATION, classes == _IN_WORD
         leads = cjk_leads(text) if self._around_cjk else None
         if leads is not None:
             is_alone |= leads
-            for distance in range(3):
+            for distance in range(3):  # a CJK character has three bytes
                 is_word[distance:] &= ~leads[: len(leads) - distance]
         begins = is_word.copy()
         np.greater(is_word[1:], is_word[:-1], out=begins[1:])
-        starts = starts[starts < len(text)]  # empty sentences at the end
+        starts = starts[starts < len(text)]  # without empty sentences at the end
         begins[starts] = is_word[starts]
         is_last = is_word.copy()
         is_last[:-1] &= begins[1:] | ~is_word[1:]
@@ -223,7 +220,7 @@ def characters() -> list[str]:
 
 
 def cjk_leads(text: np.ndarray) -> np.ndarray | None:
-    """Return the mask of first bytes of U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF), None if there are none."""
+    """Return the mask (bytes,) of the first bytes of U+4E00–U+9FFF (E4 B8 80 to E9 BF BF), or None without any."""
     leads = (text >= 0xE4) & (text <= 0xE9)
     if not leads.any():
         return None
@@ -245,7 +242,7 @@ def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Join words to one text, padded with `MAX_KEY_BYTES` zeros; also return the offsets (words + 1,) of the words."""
+    """Return the joined words, padded with `MAX_KEY_BYTES` zeros, and the offsets (words + 1,) of the words."""
     text = np.frombuffer(b"".join(words) + bytes(MAX_KEY_BYTES), dtype=np.uint8)
     return text, ragged.offsets_of(np.array([len(word) for word in words], dtype=np.int64))
 
@@ -254,10 +251,11 @@ _TokenTables = list[tuple[KeyTable, np.ndarray]]  # from tokens to numbers, and 
 
 
 def _token_tables(tokens: list[tuple[bytes, int]]) -> _TokenTables:
-    """Return one table for tokens of up to `KEY_BYTES` bytes and one for longer tokens."""
+    """Return a table for tokens of up to `KEY_BYTES` bytes and a table for longer tokens; `tokens` have their ids."""
+    short = [entry for entry in tokens if len(entry[0]) <= KEY_BYTES]
+    long = [entry for entry in tokens if len(entry[0]) > KEY_BYTES]
     tables = []
-    for columns, is_long in ((1, False), (MAX_KEY_BYTES // KEY_BYTES, True)):
-        entries = [token for token in tokens if (len(token[0]) > KEY_BYTES) is is_long]
+    for entries, columns in ((short, 1), (long, MAX_KEY_BYTES // KEY_BYTES)):
         table = KeyTable(columns)
         text, offsets = _join([token for token, _ in entries])
         _, order = table.insert(word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
@@ -267,20 +265,19 @@ def _token_tables(tokens: list[tuple[bytes, int]]) -> _TokenTables:
 
 
 class _WordPiece:
-    """WordPiece, or longest match first (Wu et al., 2016; Devlin et al., 2018), for many normalized words.
+    """WordPiece (longest match first: Wu et al., 2016; Devlin et al., 2018) for many normalized words at once.
 
-    Tokens are compared as UTF-8 bytes; they always end at the end of a character.
+    Tokens are compared as UTF-8 bytes. Each token ends at the end of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._unk_id = tokenizer.unk_id
         self._dtype = tokenizer.id_dtype
-        is_subword = tokenizer.is_subword
         tokens = [(token.removeprefix("##").encode(), index) for index, token in enumerate(tokenizer.tokens)]
         plain = [token for token in tokens if 0 < len(token[0]) <= MAX_KEY_BYTES]
         self._longest = max((len(token) for token, _ in plain), default=0)
-        self._first = _token_tables([(token, index) for token, index in plain if not is_subword[index]])
-        self._later = _token_tables([(token, index) for token, index in plain if is_subword[index]])
+        self._first = _token_tables([(token, index) for token, index in plain if not tokenizer.is_subword[index]])
+        self._later = _token_tables([(token, index) for token, index in plain if tokenizer.is_subword[index]])
 
     def encode(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids of words of at most `MAX_KEY_BYTES` bytes, and the number of ids of each."""
@@ -313,7 +310,7 @@ class _WordPiece:
     def _longest_matches(
         self, tables: _TokenTables, text: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the id and length of the longest token at each start, length 0 if there is none."""
+        """Return the id and length in bytes of the longest token at each start. The length is 0 if no token matches."""
         ids = np.zeros(len(starts), dtype=np.int64)
         lengths = np.zeros(len(starts), dtype=np.int64)
         max_lengths = ends - starts
@@ -322,7 +319,7 @@ class _WordPiece:
         for length in range(min(self._longest, int(max_lengths.max())), 0, -1):
             tried = pending[max_lengths[pending] >= length]
             if not is_ascii:
-                tried = tried[text[starts[tried] + length] & 0xC0 != 0x80]  # not inside a character
+                tried = tried[text[starts[tried] + length] & 0xC0 != 0x80]  # only ends of characters
             if len(tried) == 0:
                 continue
             table, ids_of = tables[length > KEY_BYTES]

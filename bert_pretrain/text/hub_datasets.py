@@ -22,7 +22,7 @@ _NAME = re.compile(r"(dataset:)?(.+?)(?::([^:/@]+))?(?:@([^/@]+))?")
 
 
 class _Name(NamedTuple):
-    """The parts of a location; missing parts are ""."""
+    """The parts of a location. A missing part is an empty string."""
 
     prefix: str
     name: str  # a local folder or a name on the hub
@@ -31,12 +31,12 @@ class _Name(NamedTuple):
 
     @property
     def is_saved(self) -> bool:
-        """Whether it is a folder of `save_to_disk`."""
+        """Whether the name is a folder of `save_to_disk`."""
         return any(os.path.isfile(f"{self.name}/{file}") for file in ("dataset_info.json", "dataset_dict.json"))
 
     @property
     def saved_splits(self) -> list[str]:
-        """The names of the splits of a saved dataset, empty for a single table."""
+        """The names of the splits of a saved `DatasetDict`. Empty for a saved `Dataset`."""
         file = Path(self.name, "dataset_dict.json")
         return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
 
@@ -49,7 +49,7 @@ def _parse(location: str) -> _Name:
 
 
 def absolute(location: str) -> str:
-    """Replace the folder in a location, if it names one, by its absolute path."""
+    """Make the path in a location absolute if it is a local folder."""
     prefix, name, _, _ = _parse(location)
     return prefix + os.path.abspath(name) + location[len(prefix + name) :] if os.path.isdir(name) else location
 
@@ -60,7 +60,7 @@ def is_dataset(location: str) -> bool:
 
 
 def version_of(location: str) -> str:
-    """Return a hash of the names, sizes and times of a local dataset's files, "" for a name on the hub."""
+    """Return a hash of the names, sizes and modification times of a local dataset's files, or "" for a hub name."""
     if not os.path.isdir(folder := _parse(location).name):
         return ""
     files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
@@ -69,7 +69,7 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits in order; none if the location names one or a saved dataset has one."""
+    """Return the names of a dataset's splits. Empty if the location has a split, or a saved dataset has only one."""
     import datasets
 
     parsed = _parse(location)
@@ -91,7 +91,7 @@ def choices(location: str, names: Sequence[str]) -> str:
 
 
 def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
-    """Return the split to hold out for validation, if any, and print how each split is used."""
+    """Return the split to hold out for validation, or None, and print the use of each split."""
     if TRAIN not in names:
         raise _no_split(TRAIN, location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
@@ -101,24 +101,23 @@ def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> s
 
 
 def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
-    """Return the splits of a dataset by name, in order. A chosen split, or one without a name, has the key "".
+    """Return the splits of a dataset by name. The key is "" if the location has a split, or the only split has no name.
 
-    With `streaming`, rows can only be read from the start, and the dataset is not built unless this is unavoidable.
+    With `streaming`, rows can only be read in order, and the dataset is not built unless it cannot be streamed.
     """
     import datasets
 
     parsed = _parse(location)
     _, name, config, split = parsed
-    data: Any
-    if parsed.is_saved:  # opened split by split, as `datasets` fails on a split without rows
+    if parsed.is_saved:  # each split is opened separately because `datasets` fails on a split without rows
         names = parsed.saved_splits
         remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
         if split and split not in names:
             raise _no_split(split, location, names)
-        folders = {each: str(Path(name, each)) for each in ([split] if split else names or [""])}
-        data = _call(lambda: {each: datasets.load_from_disk(path) for each, path in folders.items()}, location, remedy)
-        return {"": data[split]} if split else data
-    options: dict[str, Any] = {"split": split or None, "streaming": streaming}
+        keys = names if names and not split else [""]
+        folders = {key: str(Path(name, key or split)) for key in keys}
+        return _call(lambda: {key: datasets.load_from_disk(path) for key, path in folders.items()}, location, remedy)
+    options = {"split": split or None, "streaming": streaming}
     try:
         data = _call(lambda: datasets.load_dataset(name, config or None, **options), location)
     except InputError:  # slices of a split and datasets that are only in the cache cannot be streamed
@@ -130,12 +129,12 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def open_version(location: str, _version: str) -> dict[str, Any]:
-    """Like `open_dataset`, but cached for all parts that a process reads."""
+    """Cache the result of `open_dataset` for all parts of a dataset that a process reads."""
     return open_dataset(location)
 
 
 def rows_or_files(location: str) -> tuple[int, list[str]]:
-    """Return the number of rows of a dataset; if it is unknown before building, 0 and the files of the split."""
+    """Return the number of rows of a dataset and no files, or 0 and the split's files if the number is unknown."""
     import datasets
 
     parsed = _parse(location)

@@ -9,8 +9,8 @@ _AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 
 class KeyTable:
     """A hash table from keys of one or several 64-bit words to numbers, with operations on arrays of keys.
 
-    It uses open addressing with linear probing. If several new keys of an array hash to the same slot, the one written
-    last takes it and the others probe the next.
+    It uses open addressing with linear probing. If several new keys of an array hash to the same slot, the last one
+    written takes it, and the other keys probe the next slot.
     """
 
     def __init__(self, columns: int) -> None:
@@ -24,7 +24,7 @@ class KeyTable:
         self._numbers = np.full(capacity, -1, dtype=np.int32)
 
     def find(self, keys: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each key (keys,) int32, -1 if it is absent; `keys` are columns (keys,) uint64."""
+        """Return the number of each key, (keys,) int32, or -1 if it is absent. `keys` are columns of (keys,) uint64."""
         slots = self._slots(keys)
         numbers = self._numbers.take(slots)
         pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
@@ -38,9 +38,9 @@ class KeyTable:
         return numbers
 
     def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Insert absent keys, which may have duplicates, numbered from `next_number`.
+        """Insert absent keys and number them from `next_number`. Duplicate keys have the same number.
 
-        Returns the number of each key (keys,) int32, and the indices in `keys` of the distinct keys, by new number.
+        Returns the number of each key (keys,) int32, and the index in `keys` of each new number.
         """
         min_capacity = 2 * (self._size + len(keys[0]))
         if min_capacity > len(self._numbers):
@@ -55,7 +55,7 @@ class KeyTable:
         return self._numbers[slots], new
 
     def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Assign a slot to each key; return the slots, and the indices of the keys that were the first in theirs."""
+        """Assign a slot to each key. Return the slots, and the indices of the keys that took an empty slot."""
         slots = self._slots(keys)
         taken = np.empty_like(slots)
         pending = np.arange(len(slots))

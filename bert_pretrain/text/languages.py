@@ -1,7 +1,7 @@
-"""Offline detection of the language of a text from the start of its inputs, with `py3langid`.
+"""Offline detection of the language of a text from the first bytes of its inputs, with `py3langid`.
 
-The language decides sentence rules and accents, and is written to the model card. Languages are ISO 639 codes of two
-letters, or of three where no shorter code exists.
+The language selects the sentence rules, decides whether accents are kept, and is written to the model card. It is an
+ISO 639 code of two letters, or of three letters if there is no shorter code.
 """
 
 import re
@@ -17,26 +17,19 @@ from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
-MIN_CHINESE_SHARE = 0.3  # least share of Chinese characters among the letters of Chinese text
-_MIN_KANA_SHARE = 0.1  # least share of kana among the Chinese characters and kana of Japanese text
-_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
-_WORD = re.compile(r"[^\W\d_]+")
-_KANA = re.compile(r"[\u3041-\u30ff]")
+MIN_CHINESE_SHARE = 0.3  # minimum share of Chinese characters among the letters of Chinese text
 _SAMPLE_CHARACTERS = 1 << 15
-_PIECE_CHARACTERS = 2000  # pieces are classified one by one to find mixed text
+_PIECE_CHARACTERS = 2000  # each piece of a sample is classified separately, to detect mixed languages
 _ENGLISH = frozenset(
     {"the", "of", "and", "to", "in", "a", "is", "that", "was", "for", "it", "he", "his", "with", "as", "had", "but"}
     | {"not", "be", "at", "by", "which", "from", "they", "have", "you", "are", "this", "or"}
 )
-_MIN_ENGLISH_SHARE = 0.28  # of the words; Scots has 0.27, English 0.29 to 0.39
-_NO_LANGUAGE = "zxx"
 _MIN_LETTERS = 100
-_MIN_SHARE = 0.45  # of the most frequent language
-_MIN_CONFIDENCE = 0.5
+_MIN_SHARE = 0.45  # minimum share of the main language
 
 
 class Recognized(NamedTuple):
-    """A language of a text."""
+    """A language that was detected in a text."""
 
     code: str
     share: float  # of the text
@@ -68,47 +61,48 @@ def identifier() -> Any:
 
 
 def recognize(samples: Iterable[str]) -> list[Recognized]:
-    """Return the languages of samples with their shares, most frequent first; none for fewer than 100 letters."""
+    """Return the languages of samples, most frequent first, or an empty list for fewer than 100 letters."""
     characters: Counter[str] = Counter()
     confidence: Counter[str] = Counter()
-    letters = 0
+    num_letters = 0
     for sample in samples:
         for begin in range(0, min(len(sample), _SAMPLE_CHARACTERS), _PIECE_CHARACTERS):
             piece = sample[begin : begin + _PIECE_CHARACTERS]
-            letters += sum(map(str.isalpha, piece))
+            num_letters += sum(map(str.isalpha, piece))
             code, probability = identifier().classify(piece)
             characters[code] += len(piece)
             confidence[code] += probability * len(piece)
-    if letters < _MIN_LETTERS:
+    if num_letters < _MIN_LETTERS:
         return []
     total = characters.total()
-    characters.pop(_NO_LANGUAGE, None)
+    characters.pop("zxx", None)  # the code of text without a language
     ranked = sorted(characters, key=lambda code: (-characters[code], code))
     return [Recognized(code, characters[code] / total, confidence[code] / characters[code]) for code in ranked]
 
 
 def _is_plain_english(samples: Iterable[str]) -> bool:
-    """Whether text is English by its function words. This avoids loading the model of `py3langid`."""
+    """Whether the function words of a text are English. This check does not load the model of `py3langid`."""
     text = " ".join(sample[:_SAMPLE_CHARACTERS] for sample in samples)
-    words = Counter(_WORD.findall(text.lower()))
+    words = Counter(re.findall(r"[^\W\d_]+", text.lower()))
     letters = [character for character in text if character.isalpha()]
     share = sum(words[word] for word in _ENGLISH) / max(1, words.total())
-    is_ascii = sum(map(str.isascii, letters)) > 0.99 * len(letters) >= 0.99 * _MIN_LETTERS
-    return is_ascii and share > _MIN_ENGLISH_SHARE
+    is_ascii = sum(map(str.isascii, letters)) > 0.99 * len(letters)
+    return len(letters) >= _MIN_LETTERS and is_ascii and share > 0.28  # 0.27 in Scots, 0.29 to 0.39 in English
 
 
 def count_letters(text: str) -> tuple[int, int]:
-    """Return the numbers of Chinese characters, 0 in Japanese text, and of all letters."""
-    ideographs, kana = len(_IDEOGRAPH.findall(text)), len(_KANA.findall(text))
-    is_japanese = kana > _MIN_KANA_SHARE * (ideographs + kana)
-    return 0 if is_japanese else ideographs, sum(map(str.isalpha, text))
+    """Return the number of Chinese characters, 0 for Japanese text, and the number of all letters."""
+    num_ideographs = len(re.findall(r"[\u3400-\u4dbf\u4e00-\u9fff]", text))
+    num_kana = len(re.findall(r"[\u3041-\u30ff]", text))
+    is_japanese = num_kana > 0.1 * (num_ideographs + num_kana)
+    return 0 if is_japanese else num_ideographs, sum(map(str.isalpha, text))
 
 
 def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
-    """Return the configuration with the language and word segmenter detected in the first bytes of the inputs."""
+    """Detect language and word segmenter in the first bytes of the inputs, and return the configuration with them."""
     wants_language = config.language == AUTO_LANGUAGE
     if not wants_language:
-        name_of(config.language)
+        name_of(config.language)  # raises if the code is unknown
     wants_segmenter = config.whole_word_mask and config.word_segmenter is None
     update: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
     if wants_language or wants_segmenter:
@@ -128,16 +122,16 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
 
 
 def _detect_language(samples: Sequence[str]) -> str:
-    """Return and print the most frequent language of samples. A mix without a main language raises a ConfigError.
+    """Return and print the main language of samples. Raise a ConfigError if several languages have small shares.
 
-    If the language is uncertain, as in source code or names, ASCII text counts as English.
+    If the language is uncertain, as in source code or lists of names, ASCII text counts as English.
     """
     if _is_plain_english(samples):
         print("language: English: data.language is en")
         return "en"
     languages = recognize(samples)
     shown = ", ".join(map(str, languages[:3]))
-    if sum(one.share for one in languages if one.confidence >= _MIN_CONFIDENCE) >= _MIN_SHARE:
+    if sum(one.share for one in languages if one.confidence >= 0.5) >= _MIN_SHARE:
         if languages[0].share < _MIN_SHARE:
             remedy = "pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)"
             raise ConfigError(f"the text has no main language ({shown})", where="data.language", remedy=remedy)
@@ -150,15 +144,14 @@ def _detect_language(samples: Sequence[str]) -> str:
 
 
 def start_of_text(source: Source, config: DataConfig) -> str:
-    """Return the start of the text of a source in any format."""
+    """Return the first characters of the text of a source in any format."""
     if source.format == "txt":
         return sample_text(source)
     if source.format == "dataset":
         source = replace(source, format="stream")
-    texts: list[str] = []
-    lenient = config.model_copy(update={"strict": False})
-    for text in read_texts(ByteRange(source), lenient, Counter()):
-        texts.append((text or "")[:_SAMPLE_CHARACTERS])
-        if sum(map(len, texts)) >= _SAMPLE_CHARACTERS:
+    start = ""
+    for text in read_texts(ByteRange(source), config.model_copy(update={"strict": False}), Counter()):
+        start += (text or "")[:_SAMPLE_CHARACTERS]
+        if len(start) >= _SAMPLE_CHARACTERS:
             break
-    return "".join(texts)
+    return start

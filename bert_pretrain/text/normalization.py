@@ -1,4 +1,4 @@
-"""Measures of the words that change in BERT's normalization, or become equal to other words.
+"""Measures of the effect of BERT's normalization: words that change, or that become equal to other words.
 
 BERT strips accents from lowercased text, which rarely matters in English. In most other languages, marks distinguish
 words or are part of the script, such as vowel signs in Hindi, tones in Vietnamese or Hangul syllables.
@@ -7,19 +7,20 @@ words or are part of the script, such as vowel signs in Hindi, tones in Vietname
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
+from bert_pretrain.text.tokenizer_folder import UNSPACED
 
 UNCASED_LANGUAGES = ("en", "zh")  # languages of BERT's own uncased and Chinese models, which also strip accents
-# Accents are kept if stripping changes a larger share of running words, or makes a larger share of distinct words equal
-# to another one. For UNCASED_LANGUAGES, only MAX_CHANGED_AS_BERT counts: some words in a thousand have accents.
+# Accents are kept if stripping them changes more than MAX_CHANGED_WORDS of the running words (in UNCASED_LANGUAGES,
+# MAX_CHANGED_AS_BERT), or in other languages, if it makes more than MAX_MERGED_WORDS of the distinct words equal.
 MAX_CHANGED_WORDS, MAX_CHANGED_AS_BERT, MAX_MERGED_WORDS = 0.01, 0.05, 0.001
-# Text is cut into clusters if enough of its letters are in scripts without blanks, and enough of these in words of more
-# than LONG_WORD characters. In unsegmented text, 0.58 to 0.94 of these letters are.
+# Text is split into clusters if more than MIN_UNSPACED_SHARE of its characters are in words of scripts without blanks,
+# and more than MIN_LONG_SHARE of these are in words longer than LONG_WORD (in unsegmented text, 0.58 to 0.94 are).
 MIN_UNSPACED_SHARE, MIN_LONG_SHARE, LONG_WORD = 0.3, 1 / 3, 12
 _IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
@@ -40,10 +41,8 @@ class AccentLoss(NamedTuple):
 
 def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
     """Measure the effect of stripping accents on counted words, which are normalized except for their accents."""
-    strip = normalizers.BertNormalizer(
-        clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=lowercase
-    ).normalize_str
-    changed = {word: strip(word) for word in words if not word.isascii() and any(map(str.isalpha, word))}
+    strip = BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=lowercase)
+    changed = {word: strip.normalize_str(word) for word in words if not word.isascii() and any(map(str.isalpha, word))}
     changed = {word: after for word, after in changed.items() if after != word}
     forms = Counter(changed.values())
     merged = sum(1 for after in changed.values() if forms[after] > 1 or after in words)
@@ -53,30 +52,23 @@ def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
         if word.isalpha() if word.isascii() else any(map(str.isalpha, word)):
             total += count
             distinct += 1
-    frequent = sorted(changed, key=lambda word: (-words[word], word))
-    return AccentLoss(
-        sum(words[word] for word in changed) / max(1, total),
-        merged / max(1, distinct),
-        [(word, changed[word]) for word in frequent[:3]],
-    )
+    frequent = sorted(changed, key=lambda word: (-words[word], word))[:3]
+    share = sum(words[word] for word in changed) / max(1, total)
+    return AccentLoss(share, merged / max(1, distinct), [(word, changed[word]) for word in frequent])
 
 
 def count_words(text: str, *, lowercase: bool) -> Counter[str]:
     """Count the words of a text, normalized except for their accents."""
-    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
-    return Counter(
-        word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))
-    )
+    normalized = BertNormalizer(lowercase=lowercase, strip_accents=False).normalize_str(text)
+    return Counter(word for word, _ in BertPreTokenizer().pre_tokenize_str(normalized))
 
 
 def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
-    """Count, by character, the words from which BERT's clean-up removes it, such as U+200D in Malayalam."""
-    clean = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
-    ).normalize_str
+    """Count the words from which BERT's clean-up removes a character, by character, such as U+200D in Malayalam."""
+    clean = BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False)
     removed: Counter[str] = Counter()
     for chunk, count in chunks.items():
-        if len(after := clean(chunk)) < len(chunk):
+        if len(after := clean.normalize_str(chunk)) < len(chunk):
             for character in set(chunk) - set(after):
                 removed[character] += count
     return removed
@@ -90,29 +82,25 @@ def keeps_accents(loss: AccentLoss, language: str) -> bool:
 
 
 def is_unspaced(words: Mapping[str, int]) -> bool:
-    """Whether text is in a script without blanks, such as Thai or Khmer, and not segmented by blanks into words."""
+    """Whether text is in a script without blanks, such as Thai or Khmer, and has no blanks between words."""
     letters = unspaced = long = 0
     for word, count in words.items():
         characters = len(word) * count
         letters += characters
-        if not word.isascii() and _has_unspaced(word):
+        if UNSPACED.search(word):
             unspaced += characters
             long += characters if len(word) > LONG_WORD else 0
     return unspaced > MIN_UNSPACED_SHARE * letters and long > MIN_LONG_SHARE * unspaced
 
 
-def _has_unspaced(word: Iterable[str]) -> bool:
-    return any(first <= ord(character) <= last for character in word for first, last in UNSPACED_BLOCKS)
-
-
 def mostly_without_blanks(text: str) -> bool:
-    """Whether most letters of a text are Chinese characters, kana or in other scripts without blanks."""
-    letters = [character for character in text if character.isalpha()]
-    without = sum(bool(_IDEOGRAPHS_AND_KANA.match(letter)) or _has_unspaced(letter) for letter in letters)
-    return 2 * without > len(letters)
+    """Whether most letters of a text are Chinese characters, kana or letters of another script without blanks."""
+    letters = "".join(filter(str.isalpha, text))
+    num_without_blanks = len(_IDEOGRAPHS_AND_KANA.findall(letters)) + len(UNSPACED.findall(letters))
+    return 2 * num_without_blanks > len(letters)
 
 
 def words_pattern() -> str:
-    """Return a regular expression for a word, including marks, which `\\w` does not match, or a punctuation mark."""
+    """Return a regular expression for a punctuation mark or a word. Words include marks, which `\\w` does not match."""
     marks = "".join(chr(point) for point in range(0x20000) if unicodedata.category(chr(point)) in ("Mn", "Mc"))
     return rf"(?:\w[{marks}]*)+|[^\w\s]"

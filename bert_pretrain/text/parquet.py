@@ -15,9 +15,9 @@ from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, present_columns
 
-_MAX_BATCH_ROWS = 64  # fewer where rows are large
-_MAX_PARTS_PER_ROW_GROUP = 16  # a part must also decode the earlier rows of its first row group
-_MAX_EXPANSION = 1000  # decoded size per file size; text has 2 to 20, a file of repeated rows can have thousands
+_MAX_BATCH_ROWS = 64  # large rows are decoded in smaller batches
+_MAX_PARTS_PER_ROW_GROUP = 16  # each part also decodes the earlier rows of its first row group
+_MAX_EXPANSION = 1000  # decoded size / file size: 2 to 20 for text, thousands for a file of repeated rows
 
 
 def read_rows(part: ByteRange, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[dict[str, Any], Position]]:
@@ -52,7 +52,7 @@ def num_rows(source: Source) -> int:
 
 
 def features(source: Source) -> Any:
-    """Return the features that `datasets` wrote into a file, None for a file of another program."""
+    """Return the features that `datasets` wrote to a file, or None if another program wrote the file."""
     with _open(source) as (table, _):
         if b"huggingface" not in (table.schema_arrow.metadata or {}):
             return None
@@ -62,9 +62,9 @@ def features(source: Source) -> Any:
 
 
 def _row_group_starts(table: Any, size: int) -> tuple[list[int], np.ndarray]:
-    """Return the first row and the estimated first byte of each row group, followed by the totals of the file.
+    """Return the first row and the estimated first byte of each row group, and at the end the totals of the file.
 
-    Bytes are cumulative uncompressed sizes, scaled so that the last one equals the file size.
+    The bytes are cumulative uncompressed sizes, scaled to the file size.
     """
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
     bytes_before = np.cumsum([0.0, *(max(0, group.total_byte_size) for group in groups)])
@@ -77,7 +77,7 @@ def _row_at(position: int, rows_before: list[int], bytes_before: np.ndarray) -> 
 
 
 def cuts(source: Source, part_bytes: int) -> list[int]:
-    """Return the byte offset of each part. Small row groups are merged into one part, large ones are divided."""
+    """Return the byte offset of each part. Merge small row groups into one part, and divide large row groups."""
     with _open(source) as (table, size):
         _, bytes_before = _row_group_starts(table, size)
     starts = [0]
@@ -91,16 +91,16 @@ def cuts(source: Source, part_bytes: int) -> list[int]:
 
 @contextlib.contextmanager
 def _open(source: Source) -> Iterator[tuple[Any, int]]:
-    """Open a Parquet file; yield it with its size in bytes.
+    """Open a Parquet file, and yield it with its size in bytes.
 
-    Damage raises InputError, also when it is found only while rows are read.
+    Raises an InputError if the file is damaged, also if the damage is found while rows are read in this context.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with open_input(source.location) as file, tempfile.TemporaryFile() as copy:
         try:
-            if is_compressed(source.location) or not file.seekable():  # or a server that only sends complete files
+            if is_compressed(source.location) or not file.seekable():  # some servers only send complete files
                 shutil.copyfileobj(file, copy, 1 << 20)
                 yield pq.ParquetFile(copy), copy.tell()
             else:
@@ -111,7 +111,7 @@ def _open(source: Source) -> Iterator[tuple[Any, int]]:
 
 
 def batch_rows(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
-    """Return how many rows of a row group to decode in one batch, from the row group's metadata."""
+    """Return the number of rows to decode in one batch, from the metadata of a row group."""
     size = group.total_byte_size
     if size > max_bytes and columns:  # pyarrow aborts the process on damaged chunk metadata, so read it only if needed
         chunks = (group.column(index) for index in range(group.num_columns))
@@ -122,8 +122,8 @@ def batch_rows(group: Any, columns: Sequence[str], max_bytes: int, position: obj
 
 
 def _records_of(batch: Any, max_bytes: int, first: Position) -> Iterator[tuple[dict[str, Any], Position]]:
-    """Yield the rows of an Arrow batch. A large batch is converted row by row, so that a row over the limit is refused
-    before it becomes a Python object."""
+    """Yield the rows of an Arrow batch with their positions."""
+    # A large batch is converted row by row, so that a row above the limit raises before it becomes a Python object.
     size = max(1, batch.num_rows) if batch.nbytes <= max_bytes else 1
     for begin in range(0, batch.num_rows, size):
         position = first._replace(in_part=first.in_part + begin)

@@ -1,6 +1,6 @@
-"""Ragged arrays: lists of unequal length as one array of values and one of offsets, without padding.
+"""Ragged arrays: lists of different lengths as an array of values and an array of offsets, without padding.
 
-List i is `values[offsets[i] : offsets[i + 1]]`. Tokens have this form from the token store to the batch.
+List i is `values[offsets[i] : offsets[i + 1]]`. Tokens keep this form from the token store to the batch.
 """
 
 import numpy as np
@@ -25,6 +25,6 @@ def spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def take(values: np.ndarray, offsets: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values and offsets of the lists with these indices, in this order."""
+    """Return the values and offsets of the lists with the indices `lists`, in this order."""
     lengths = offsets[lists + 1] - offsets[lists]
     return values[spans(offsets[lists], lengths)], offsets_of(lengths)

@@ -1,7 +1,7 @@
 """Readers of records from every format, local or remote, compressed or not.
 
-`read_records` yields the records of JSON, CSV, TSV, Parquet and `datasets`; `read_texts` yields the text of each, or
-the lines of `.txt`. Memory is bounded by a block of a file and the size limit of a record.
+`read_records` yields the records of JSON, CSV, TSV, Parquet and `datasets`. `read_texts` yields the text of each
+record, or the lines of `.txt`. Memory is bounded by the size of a block and the size limit of a record.
 """
 
 import csv
@@ -35,9 +35,9 @@ Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`
 # In TSV, as registered at IANA and used by GLUE, a quote is an ordinary character.
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-MAX_WITHOUT_FIELD = 1000  # if the text field is missing in this many first records, its name is probably wrong
+MAX_WITHOUT_FIELD = 1000  # if the first 1000 records have no text field, its name is probably wrong
 NO_STRING = "records_whose_text_is_no_string"
-MAX_NO_STRING = 0.01  # largest share of records with a text that is a number, list or object
+MAX_NO_STRING = 0.01  # maximum share of the records whose text is a number, list or object
 
 
 def read_records(
@@ -52,9 +52,9 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield each record of a source in any format but `.txt`, with its position.
 
-    Only `columns` of tables are read, and at least one must exist; without `columns`, all are read. Invalid UTF-8 is
-    repaired unless `strict`. For CSV and TSV, `header` replaces the first row, and `any_width` allows longer rows.
-    Records above `max_bytes` raise an InputError, except in `datasets`.
+    At least one of `columns` must exist in a table. Parquet and `datasets` read only these columns, or all by default.
+    Invalid UTF-8 is repaired unless `strict`. `header` names the columns of CSV or TSV without a header row, and
+    `any_width` allows rows longer than the header. Records above `max_bytes` raise an InputError, except in `datasets`.
     """
     location, format_ = part.source.location, part.source.format
     if format_ in ("jsonl", "json"):
@@ -71,8 +71,8 @@ def read_records(
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
     """Yield each line of `.txt`, or the text of each record: "" if it is null, None if the record has no text field.
 
-    Texts of another type are left out and counted. With `config.strict`, any record without a text raises
-    an InputError.
+    Values that are not strings are counted and left out. With `config.strict`, a record without a text raises an
+    InputError.
     """
     limit = config.max_record_bytes
     if part.source.format == "txt":
@@ -80,7 +80,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield line.removesuffix("\r")
         return
     fields, has_text = names_of(config.text_field), part.start > 0
-    num_without = 0  # records before the first one with a text field
+    num_without = 0  # number of records before the first one with a text field
     first_names, first_position = [""], ""  # of the first record, for the message
     no_string = ""  # the reason of the count, with the first position
     for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
@@ -94,28 +94,23 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         elif not texts:
             counts["records_without_text_field"] += 1
         if has_text or texts:
-            yield from [] if has_text else [None] * num_without
-            has_text = True
-            yield join_fields(texts) if texts else None
+            yield from [None] * num_without
+            has_text, num_without = True, 0
+            yield "\n\n".join(filter(None, texts)) if texts else None
             continue
         if not num_without:
             first_names, first_position = list(record), str(position)
         num_without += 1
         if num_without == MAX_WITHOUT_FIELD:
             break
-    if num_without and not has_text:
+    if num_without:
         names = " or ".join(f"'{field}'" for field in fields)
         what = f"none of the first {num_without:,} records has a text in a field {names}"
         raise no_field(what, first_names, first_position)
 
 
-def join_fields(texts: Iterable[str | None]) -> str:
-    """Join the non-empty texts of a record's fields by blank lines."""
-    return "\n\n".join(filter(None, texts))
-
-
 def _text_of(value: str | None, counts: Counter[str]) -> str:
-    """Return the text of a field, "" for null, and count a repair."""
+    """Return the text of a field, "" for null. Replace lone surrogates, and count the text if it has any."""
     text: str = repair_surrogates(value or "")
     if text is not value and value:
         counts["documents_with_lone_surrogates"] += 1
@@ -139,7 +134,7 @@ def check_texts(counts: Mapping[str, int], documents: int) -> None:
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Replace lone surrogates, which JSON allows but UTF-8 does not, by question marks in a JSON value."""
+    """Replace the lone surrogates in a JSON value by question marks. JSON allows lone surrogates, UTF-8 does not."""
     if isinstance(value, str):
         try:
             value.isascii() or value.encode()
@@ -163,7 +158,7 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
             counts["blank_lines"] += 1
             continue
         value = parse_json(text, position)
-        del text  # free memory: a record can have hundreds of megabytes
+        del text  # frees memory: a record can have hundreds of megabytes
         if strict and not isinstance(value, dict):
             what = f"the record is not an object but {type(value).__name__}"
             raise InputError(what, where=str(position), remedy='write an object with a field for the text: {"text": …}')
@@ -171,12 +166,12 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
-# For each mark of an array: the marks that may follow it, and whether an element may follow it.
+# For each mark in a JSON array: the marks that may follow it, and whether an element may follow it.
 _AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("", False)}
 
 
 def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
-    """Yield the text of each element of a JSON array, given in blocks of text, with its position."""
+    """Yield the text of each element of a JSON array with its position. `blocks` are consecutive pieces of text."""
     find_end = json.JSONDecoder(parse_int=float).raw_decode
     rest, marks, is_element, position = "", "[", False, Position(part, "record", 1)
     for block in itertools.chain(blocks, [""]):
@@ -194,7 +189,7 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
                 if block:  # the next block may complete the element
                     break
                 raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
-            if block and end == len(text):  # a number may continue in the next block
+            if block and end == len(text):  # the next block may continue a number
                 break
             yield text[begin:end], position
             begin, marks, is_element = end, ",]", False
@@ -225,7 +220,7 @@ def _read_csv(
     header: Sequence[str],
     any_width: bool,
 ) -> Iterator[Record]:
-    """Yield the rows of CSV or TSV; missing fields of a short row are None."""
+    """Yield the rows of CSV or TSV. The missing fields of a short row are None."""
     position, num_bytes = Position(part, "line", 1), 0
 
     def lines() -> Iterator[str]:
@@ -241,9 +236,9 @@ def _read_csv(
             rest = text[end:]
             check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
-    # Without the dialect's `strict`, an unclosed quote would join all following lines.
+    # Unless the dialect is strict, an unclosed quote joins all following lines.
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
-    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # global; `lines` limits the record instead
+    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # a global limit; `lines` limits each record
     reader = csv.reader(lines(), **dialect)
     try:
         names = list(header) or next(filter(None, reader), [])
@@ -268,23 +263,23 @@ def _read_csv(
 def num_rows(source: Source) -> float:
     """Return the number of records of a Parquet file or dataset.
 
-    For a dataset that is not built, extrapolate from some of its Parquet files or from the size of its first records.
+    For a dataset that is not built, estimate it from some of its Parquet files or from the size of its first records.
     """
-    if source.format == "dataset":
-        rows_if_known, names = rows_or_files(source.location)
-        if names and all(name.endswith(".parquet") for name in names):
-            some = evenly_spaced(names, min(len(names), MAX_SAMPLED_SOURCES))
-            return sum(num_rows(Source(name, "parquet", None, "")) for name in some) * len(names) / len(some)
-        if rows_if_known:
-            return rows_if_known
-        (rows,) = open_dataset(source.location, streaming=True).values()
-        lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
-        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
-    return parquet.num_rows(source)
+    if source.format == "parquet":
+        return parquet.num_rows(source)
+    rows_if_known, names = rows_or_files(source.location)
+    if rows_if_known:
+        return rows_if_known
+    if names and all(name.endswith(".parquet") for name in names):
+        sampled = evenly_spaced(names, min(len(names), MAX_SAMPLED_SOURCES))
+        return sum(parquet.num_rows(Source(name, "parquet")) for name in sampled) * len(names) / len(sampled)
+    (rows,) = open_dataset(source.location, streaming=True).values()
+    lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
+    return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
 
 
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yield the rows of splits of a dataset, with class names for the numbers of a `ClassLabel`."""
+    """Yield the rows of the splits of a dataset. Replace the numbers of each `ClassLabel` by class names."""
     for rows in splits:
         present = present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
         selected = rows.select_columns(list(present)) if present else rows
@@ -312,9 +307,9 @@ class ClassName(str):
 
 
 def _namer(feature: Any) -> Callable[[Any], Any] | None:
-    """Return a function from numbers to class names for a `ClassLabel` or a list of them, None for other features.
+    """Return a function from numbers to class names for a `ClassLabel` or a list of them, or None for other features.
 
-    The number -1 means no label and becomes None.
+    In a single `ClassLabel`, the number -1 means no label and becomes None.
     """
     import datasets
 

@@ -1,21 +1,21 @@
 """Sentence splitting: by lines, or by the rules of `sentencex` for the language.
 
-The time of `sentencex` is quadratic in the length of a paragraph, and it treats all text after an unmatched quotation
-mark as one sentence. So text is split in small windows, and the last sentence of a window is moved to the next.
+The time of `sentencex` is quadratic in the length of a paragraph, and all text after an unmatched quotation mark is one
+sentence. So text is split in small windows. The last sentence of a window is moved to the next window.
 """
 
 import re
 
 import sentencex
 
-# Sentence ends of languages without rules in `sentencex`.
+# The sentence ends of languages for which `sentencex` has no rules.
 _ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
 _ENDS["dz"] = _ENDS["bo"]
 WINDOW_CHARACTERS = 1 << 12
 
 
 def segment(language: str, text: str) -> list[str]:
-    """Split a text into sentences, which keep the white space around them."""
+    """Split a text into sentences. They include the white space around them."""
     sentences: list[str] = sentencex.segment(language, text)
     if ends := _ENDS.get(language):
         sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
@@ -42,7 +42,7 @@ class SentenceSplitter:
             if pieces and (begin + WINDOW_CHARACTERS < len(text) or not ends_document):
                 self._unfinished = pieces.pop()
                 if len(self._unfinished) > WINDOW_CHARACTERS:
-                    # No sentence ends in the window: cut it at the last blank to keep the time linear.
+                    # No sentence ends in the window. Cut it at the last blank, so that the time stays linear.
                     cut = self._unfinished.rfind(" ") + 1 or len(self._unfinished)
                     pieces.append(self._unfinished[:cut])
                     self._unfinished = self._unfinished[cut:]

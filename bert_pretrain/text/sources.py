@@ -1,9 +1,10 @@
 """The inputs of a command: files, globs, folders, URLs and `datasets` names, resolved to sources in a fixed order.
 
-A source has an identity, an encoding, and rules for the ends of documents and sentences. Settings that are `auto` are
+A source has an identity, an encoding, a document boundary and a sentence splitter. Settings with the value `auto` are
 detected in the first bytes of its text.
 """
 
+import contextlib
 import glob
 import lzma
 import math
@@ -34,13 +35,11 @@ FORMATS = {
 }  # fmt: skip
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
-MIN_CORPUS_DOCUMENTS = 20  # below, the two validation documents of next-sentence prediction are more than a tenth
-MAX_SAMPLED_SOURCES = 16  # `data.fraction` reads a share of each source; above this number, a share of the sources
+MIN_CORPUS_DOCUMENTS = 20  # the two validation documents of next-sentence prediction are at most a tenth of these
+MAX_SAMPLED_SOURCES = 16  # `data.fraction` selects a share of each of up to 16 sources, or a share of more sources
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
-_SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
-RUN_FILES = ("time.json", "forecast.json", "machine.json")  # files of `run` with the ending of a text format
 T = TypeVar("T")
 
 
@@ -52,7 +51,7 @@ class Source:
     format: str  # txt, jsonl, json (one array), csv, tsv, parquet, dataset, or stream (a dataset that is not built)
     size: int | None = None  # in bytes
     version: str = ""  # changes with the content: modification time, ETag or fingerprint
-    boundary: str = "auto"  # end of a document in a text file: `blank_line`, `line`, `file`, or `auto` to detect it
+    boundary: str = "auto"  # end of a document: `blank_line`, `line`, `file`, `record` or `auto` (detect it)
     splitter: str = "sentencex"  # of documents into sentences: `lines` or `sentencex`
     weight: float = 1.0  # how often its documents are used in training, relative to other sources
     is_validation: bool = False
@@ -81,11 +80,9 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Raise an InputError if the size or version has changed since the source was resolved."""
-        try:
+        with contextlib.suppress(OSError):
             if _size_and_version(self) == (self.size, self.version):
                 return
-        except OSError:
-            pass
         remedy = "run the command again once the input no longer changes"
         raise InputError("the input changed while it was read", where=self.location, remedy=remedy)
 
@@ -98,7 +95,7 @@ class Source:
 
     @property
     def has_documents_at_lines(self) -> bool:
-        """Whether documents begin and end at line ends, so that the source can be cut into byte ranges."""
+        """Whether documents end at line ends, so that the source can be cut into byte ranges."""
         return self.format in ("txt", "jsonl") and self.boundary != "file"
 
     @property
@@ -119,11 +116,11 @@ def resolve(
     """Resolve files, globs, folders, URLs and `dataset:` names to sources in a fixed order, held-out sources last.
 
     Args:
-        whole_words: words are tokens; `auto` then means one sentence per line, and documents that end at blank lines.
-        every_split: read all splits of a dataset; otherwise read `train`, and hold out `validation` unless
-            `config.validation` is set.
+        whole_words: each word is a token; `auto` means that each line is a sentence and blank lines end documents.
+        every_split: return all splits of a dataset; otherwise `train` and, unless `config.validation` is set,
+            `validation` as held out.
         looks: detect encoding and layout in the first bytes, as `examined` does; otherwise no file is opened.
-        workers: number of processes that examine thousands of files.
+        workers: number of processes that examine more than `SOURCES_PER_TASK` sources.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -163,7 +160,7 @@ def resolve(
 
 
 def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataConfig) -> None:
-    """Refuse too many inputs, an input that is given twice, and configuration keys that match no input."""
+    """Raise an error for too many inputs, an input that is given twice, or a configuration key that is no input."""
     if len(sources) > MAX_SOURCES:
         remedy = "join small files, for example as JSON lines with a field text"
         what = f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}"
@@ -192,14 +189,13 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
     """Whether some of the inputs, but not all, have a validation split."""
-    names = [source.location.removesuffix(f"@{source.split}") for source in sources]
-    held_out = {name for name, source in zip(names, sources, strict=True) if source.is_validation}
-    has_split = [name in held_out for name, source in zip(names, sources, strict=True) if not source.is_validation]
-    return not config.validation and any(has_split) and not all(has_split)
+    held_out = {source.location.removesuffix(f"@{source.split}") for source in sources if source.is_validation}
+    training = {source.location.removesuffix(f"@{source.split}") for source in sources if not source.is_validation}
+    return not config.validation and bool(training & held_out) and not training <= held_out
 
 
 def _find(item: str, config: DataConfig) -> list[Source]:
-    """Return the sources of an input, with the boundary that is configured for the input or for a single source."""
+    """Return the sources of an input. Their boundary is the one configured for the source, or else for the input."""
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
@@ -256,12 +252,12 @@ def _files_below(path: Path) -> list[str]:
     for folder, subfolders, names in os.walk(path, onerror=errors.append):
         unread += [link for name in subfolders if os.path.islink(link := os.path.join(folder, name))]
         unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
-        # Skip hidden folders, such as the token store, and output folders, which have files such as vocab.txt.
+        # Skip hidden folders (such as the token store), output folders (with files such as vocab.txt), files of `run`.
         visible = [name for name in subfolders if not name.startswith(".")]
         subfolders[:] = [name for name in visible if not is_output(Path(folder, name))]
         skipped = [name for name in visible if name not in subfolders]
         if skipped or {"plan.yaml", "forecast.json"} <= set(names):
-            skipped += [name for name in names if name in RUN_FILES]
+            skipped += [name for name in names if name in ("time.json", "forecast.json", "machine.json")]
         outputs += [os.path.join(folder, name) for name in skipped]
         texts = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in texts))
@@ -285,21 +281,20 @@ def is_compressed(location: str) -> bool:
 
 
 def _some_of(sources: list[Source], fraction: float) -> list[Source]:
-    """Return sources that together read a fraction of the text: all sources if they are few, otherwise some of them."""
+    """Return sources that together read a fraction of the text: a part of each source, or some of many sources."""
     if len(sources) <= MAX_SAMPLED_SOURCES:
         return [replace(source, fraction=fraction) for source in sources]
-    number = math.ceil(fraction * len(sources))
-    of_each = fraction * len(sources) / number
-    return [replace(source, fraction=of_each) for source in evenly_spaced(sources, number)]
+    n = math.ceil(fraction * len(sources))
+    return [replace(source, fraction=fraction * len(sources) / n) for source in evenly_spaced(sources, n)]
 
 
-def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
-    """Return a given number of items at equal distances."""
-    return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
+def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
+    """Return `n` of the items at equal distances."""
+    return [items[int((place + 0.5) * len(items) / n)] for place in range(n)]
 
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
-    """Detect encoding, layout and delimiter in the first bytes of a source, and return a source with these settings."""
+    """Detect encoding, layout and delimiter in the first bytes of a source, and return it with these settings."""
     boundary, splitter, is_split = "record", str(config.sentence_splitter), whole_words
     if source.format in TEXT_FORMATS:
         sample = _sample(source)
@@ -324,14 +319,14 @@ def _all_examined(sources: Sequence[Source], config: DataConfig, *, whole_words:
     return [examined(source, config, whole_words=whole_words) for source in sources]
 
 
-def few_documents(number: int) -> str:
-    """Return a warning that the inputs have few documents, "" if they have enough."""
-    nouns = "1 document" if number == 1 else f"{number} documents"
-    return f"the inputs have only {nouns}" if number < MIN_CORPUS_DOCUMENTS else ""
+def few_documents(num_documents: int) -> str:
+    """Return a warning that the inputs have few documents, or "" if they have enough."""
+    documents = "1 document" if num_documents == 1 else f"{num_documents} documents"
+    return f"the inputs have only {documents}" if num_documents < MIN_CORPUS_DOCUMENTS else ""
 
 
 def finer_boundary(sources: Sequence[Source]) -> str:
-    """Return a hint at the setting that divides text files into more documents, "" if there is none."""
+    """Return a hint to the setting that divides text files into more documents, or "" if no setting does."""
     if all(source.format != "txt" or source.boundary == "line" for source in sources):
         return ""
     return "--set data.document_boundary=blank_line (or line), if blank lines (or line ends) separate documents"
@@ -344,7 +339,7 @@ def sample_text(source: Source) -> str:
 def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            return file.read(_SAMPLE_BYTES)
+            return file.read(1 << 18)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 
@@ -354,6 +349,6 @@ def damaged(source: Source, error: Exception) -> InputError:
 
 
 def delimiter_of(sample: str) -> str:
-    """Return the delimiter of CSV that is most frequent in the header, outside quotes."""
+    """Return the CSV delimiter that is most frequent in the header outside quotes."""
     header = re.sub(r'"[^"]*("|$)', "", sample.lstrip("\r\n").partition("\n")[0])
     return max(",;\t", key=header.count)

@@ -1,4 +1,4 @@
-"""Text files in blocks or lines, decompressed and decoded, with positions for messages."""
+"""Reading of text files in blocks or lines, decompressed and decoded, with positions for messages."""
 
 import codecs
 from collections import Counter
@@ -19,9 +19,9 @@ FIRST = " (first: "  # separates the reason of a count from the position of its 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The bytes [start, stop) of a source, which hold complete documents; the whole source if `stop` is None.
+    """The bytes [start, stop) of a source, which contain complete documents. `stop` is None for the end of the source.
 
-    For Parquet, the rows that begin in these bytes. For a dataset, `start` and `stop` are numbers of rows.
+    For Parquet, the range is the rows that begin in these bytes. For a dataset, `start` and `stop` are row indices.
     """
 
     source: Source
@@ -35,7 +35,7 @@ class ByteRange:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes to read, 1 if the size is unknown."""
+        """The number of bytes to read, or 1 if the size is unknown."""
         return (self.stop or self.source.size or 1) - self.start
 
     def open(self) -> BinaryIO:
@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The 1-based number in the source. Reads the text before the part to count its lines."""
+        """The 1-based number of the record in the source. For lines, this reads the text before the part."""
         number, remaining = self.in_part, self.part.start if self.unit == "line" else 0
         if remaining:
             with self.part.open() as file:
@@ -65,7 +65,7 @@ class Position(NamedTuple):
 
     @property
     def in_range(self) -> str:
-        """The position as text, without reading the source: lines are numbered within the byte range."""
+        """The position as text. Lines are numbered within the byte range, so that the source is not read."""
         is_line = self.unit == "line" and self.part.start
         return f"{self.part.name if is_line else self.part.source.location}: {self.unit} {self.in_part}"
 
@@ -74,7 +74,7 @@ class Position(NamedTuple):
 
 
 def join_reasons(counts: Mapping[str, int]) -> dict[str, int]:
-    """Sum the counts of reasons that only differ in the position of the first record, and keep the first position."""
+    """Sum the counts of reasons that differ only in the position of the first record, and keep the first reason."""
     first_reasons: dict[str, str] = {}
     joined: Counter[str] = Counter()
     for reason, count in counts.items():
@@ -112,7 +112,7 @@ def no_field(what: str, names: Sequence[str], where: str) -> InputError:
 
 
 def text_blocks(part: ByteRange, counts: Counter[str], *, strict: bool = True) -> Iterator[str]:
-    """Yield the text of a part in blocks that end at a line end, or inside a line that is longer than a block."""
+    """Yield the text of a part in blocks. A block ends at a line end, or inside a line that is longer than a block."""
     num_lines, rest = 0, b""
     remaining = float("inf") if part.stop is None else part.stop - part.start
     mark = b"" if part.start else codecs.BOM_UTF8
@@ -124,7 +124,7 @@ def text_blocks(part: ByteRange, counts: Counter[str], *, strict: bool = True) -
                 remaining -= len(block)
                 block, mark = block.removeprefix(mark), b""
                 end = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or last_character(block)
-                if not end:  # only the start of a character
+                if not end:  # the block is only a part of a character
                     rest += block
                     continue
                 yield _decoded(rest + block[:end], Position(part, "line", 1 + num_lines), counts, strict=strict)
@@ -172,13 +172,13 @@ def read_lines(
         check_record_size(num_bytes, max_line_bytes, Position(part, "line", number))
         line.append(first)
         if lines:
-            lines[0:0] = ["".join(line)]
+            lines.insert(0, "".join(line))
             line = [lines.pop()]
             num_bytes = len(line[0].encode())
             lines.reverse()
-            del text, first  # free memory: a line can have hundreds of megabytes
+            del text, first  # frees memory: a line can have hundreds of megabytes
             while lines:
                 yield lines.pop(), Position(part, "line", number)
                 number += 1
-    if line and line != [""]:
+    if any(line):
         yield "".join(line), Position(part, "line", number)

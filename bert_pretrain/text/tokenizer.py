@@ -34,14 +34,13 @@ from bert_pretrain.text.tokenizer_folder import (
     read_tokenizer_folder,
 )
 
-_PREFIX = "##"
 _BATCH_TEXTS = 1 << 16  # bounds memory: the results of `tokenizers` take 800 bytes per word
-MAX_UNK_SHARE = 0.05  # of tokens; above this, the vocabulary is probably for another language or casing
+MAX_UNK_SHARE = 0.05  # share of tokens; a vocabulary with more [UNK] is probably for another language or casing
 bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 
 class Tokenizer:
-    """A WordPiece tokenizer with BERT's text processing, or with `whole_words` a tokenizer that splits at white space.
+    """A WordPiece tokenizer with BERT's text processing. With `whole_words`, a tokenizer that splits at white space.
 
     Text such as `[MASK]` is never encoded as a special token.
     """
@@ -154,7 +153,7 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert self.folder is not None  # pickled as its folder, which a worker loads only once
+        assert self.folder is not None  # only the path is pickled, and each worker loads the folder once
         return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
@@ -253,7 +252,7 @@ class Extension:
 
 
 def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
-    """Return how vocabulary `new` extends `old`, None if it does not.
+    """Return the extension of vocabulary `old` to `new`, or None if `new` is not an extension.
 
     In an extension, every old token keeps its id, and new tokens replace unused slots or follow the last token.
     """
@@ -266,15 +265,14 @@ def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
 
 
 def old_pieces(token: str, ids: Mapping[str, int]) -> list[int]:
-    """Split a token into pieces of a vocabulary by WordPiece, and return their ids, or [UNK] if that is impossible."""
-    is_inside = token.startswith(_PREFIX) and len(token) > len(_PREFIX)
-    rest = token.removeprefix(_PREFIX) if is_inside else token
+    """Return the ids of the WordPiece pieces of a token in a vocabulary, or the id of [UNK] if it cannot be split."""
+    prefix = "##" if token.startswith("##") and len(token) > 2 else ""
+    rest = token.removeprefix(prefix)
     pieces = []
     while rest and len(rest) <= MAX_WORD_CHARACTERS:
-        prefix = _PREFIX if is_inside else ""
         length = next((size for size in range(len(rest), 0, -1) if prefix + rest[:size] in ids), 0)
         if not length:
             return [ids[UNKNOWN]]
         pieces.append(ids[prefix + rest[:length]])
-        rest, is_inside = rest[length:], True
+        prefix, rest = "##", rest[length:]
     return pieces or [ids[UNKNOWN]]

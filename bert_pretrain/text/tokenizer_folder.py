@@ -22,7 +22,7 @@ VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokeniz
 REMEDY = "name a folder of 'bert-pretrain vocab', or of a BERT model with vocab.txt or tokenizer.json"
 # Other classes with a vocab.txt, such as BertJapaneseTokenizer, split text by other rules.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
-# Required values in tokenizer.json. Old files omit the keys of _OPTIONAL.
+# The required values in tokenizer.json. Old files omit the keys in _OPTIONAL.
 _WORD_PIECE: dict[str, dict[str, object]] = {
     "model": {
         "type": "WordPiece",
@@ -39,14 +39,14 @@ _WHOLE_WORDS: dict[str, dict[str, object]] = {
     "pre_tokenizer": {"type": "WhitespaceSplit"},
 }
 _OPTIONAL = (("model", "type"), ("model", "max_input_chars_per_word"), ("normalizer", "clean_text"))
-# Before BERT's pre-tokenizer, scripts without blanks are split into orthographic clusters: a leading vowel of Thai or
-# Lao, a letter, its marks, letters stacked below it, and vowels that follow it.
-UNSPACED_BLOCKS = (
-    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),  # Thai and Lao, Myanmar, Khmer
-    *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),  # scripts of Tai languages, and Shan
-    *((0x1B00, 0x1B7F), (0xA980, 0xA9DF), (0xA000, 0xA48F)),  # Balinese, Javanese, Yi
+_UNSPACED = (  # scripts without blanks between words
+    r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF"  # Thai and Lao, Myanmar, Khmer
+    r"\u1950-\u19DF\u1A20-\u1AAF\uA9E0-\uA9FF\uAA60-\uAADF"  # scripts of Tai languages, and Shan
+    r"\u1B00-\u1B7F\uA980-\uA9DF\uA000-\uA48F"  # Balinese, Javanese, Yi
 )
-_UNSPACED = "".join(f"\\u{first:04X}-\\u{last:04X}" for first, last in UNSPACED_BLOCKS)
+UNSPACED = re.compile(f"[{_UNSPACED}]")
+# With `split_clusters`, these scripts are split into orthographic clusters before BERT's pre-tokenizer. A cluster is a
+# leading vowel of Thai or Lao, a letter, its marks, letters stacked below it, and vowels that follow it.
 CLUSTER = (
     rf"[\u0E40-\u0E44\u0EC0-\u0EC4]?[{_UNSPACED}]"
     r"(?:\p{M}|[\u0E30\u0E32\u0E33\u0E45\u0EB0\u0EB2\u0EB3]|(?<=[\u1039\u17D2\u1A60\u1B44\uA9C0])\p{L})*"
@@ -58,7 +58,7 @@ _CLUSTERS = {
         {"type": "BertPreTokenizer"},
     ],
 }
-# Names of settings: in tokenizer_config.json -> in the normalizer of tokenizer.json.
+# The names of settings in tokenizer_config.json -> their names in the normalizer of tokenizer.json.
 NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -129,7 +129,7 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; a missing file is empty."""
+    """Read a JSON object from a file. Return an empty object if the file is missing."""
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise TypeError(f"{path.name} is not a JSON object")
@@ -137,7 +137,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
-    """Return the tokens of `vocab.txt` or `tokenizer.json`, which must agree if both exist."""
+    """Return the tokens of `vocab.txt` or `tokenizer.json`. If both exist, they must have the same tokens."""
     path, tokens = folder / VOCABULARY, None
     if path.exists():
         try:
@@ -164,16 +164,18 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     for number, token in enumerate(tokens, start=1):
         if not is_storable(token):
             what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
-            raise DataError(f"token {number} {what}", where=str(path), remedy="remove it, or restore the file")
+            where = f"{path}: {'token' if backend else 'line'} {number}"
+            raise DataError(f"a token {what}", where=where, remedy="remove it, or restore the file")
     return tokens
 
 
 def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path) -> dict[str, Any]:
-    """Return the settings of the text processing; accept only BERT's WordPiece and whole words.
+    """Return the settings of the text processing. Raise a DataError unless it is BERT's WordPiece or whole words.
 
     As in `transformers`, `tokenizer_config.json` takes precedence over `tokenizer.json`.
     """
-    for part, required in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items() if backend else ():
+    required_parts = _WHOLE_WORDS if whole_words else _WORD_PIECE
+    for part, required in required_parts.items() if backend else ():
         values = backend.get(part) or {}
         for key, value in required.items():
             actual = values.get(key, value if (part, key) in _OPTIONAL else None)

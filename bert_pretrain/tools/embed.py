@@ -31,7 +31,7 @@ POOLINGS = {  # by level; the first is the default
 NUM_LAST_LAYERS = 4  # their concatenation was best in section 5.3, table 7 of Devlin et al. (2018)
 BLOCK_BYTES = 128 << 20  # approximate size of the vectors in memory before they are written
 
-# Consecutive texts, their tokens, and their vectors: (texts, size) or (tokens of all texts, size) float32.
+# Consecutive texts, their tokens, and their vectors: (texts, dim) or (tokens of all texts, dim) float32.
 Block = tuple[list[Text], list[list[str]], np.ndarray]
 
 
@@ -68,20 +68,19 @@ class Embedder:
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
 
     @property
-    def size(self) -> int:
-        """Return the length of a vector."""
+    def dim(self) -> int:
         return self.bert.network.config.hidden_size * (NUM_LAST_LAYERS if self.pooling == "last4-concat" else 1)
 
     def blocks(self, texts: Texts, on_batch: Callable[[int], object], counts: Counter[str]) -> Iterator[Block]:
-        """Yield blocks of vectors in order, and update `counts`. `on_batch` gets the number of texts in each batch."""
+        """Yield blocks in the order of the texts and update `counts`. `on_batch` gets the number of texts per batch."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
             counts["truncated"] += sum(len(each) > self.max_length - 2 for each in ids)
             sequences = [self.bert.add_special_tokens(each[: self.max_length - 2]) for each in ids]
             # Sentence vectors of a group fit in memory, but token vectors of many long texts may not.
             num_vectors = max(map(len, sequences)) if self.level == "token" else 1
-            size = max(1, BLOCK_BYTES // (4 * self.size * num_vectors))
-            for begin in range(0, len(sequences), size):
-                part = slice(begin, begin + size)
+            num_texts = max(1, BLOCK_BYTES // (4 * self.dim * num_vectors))  # in a block
+            for begin in range(0, len(sequences), num_texts):
+                part = slice(begin, begin + num_texts)
                 tokens = [[self.bert.tokenizer.tokens[index] for index in each] for each in sequences[part]]
                 yield group[part], tokens, self.vectors(sequences[part], on_batch)
             counts["texts"] += len(sequences)
@@ -92,11 +91,11 @@ class Embedder:
             raise InputError(what, where=texts.sources[0].location, remedy=remedy)
 
     def vectors(self, sequences: Sequence[np.ndarray], on_batch: Callable[[int], object]) -> np.ndarray:
-        """Return vectors in the order of the sequences: (sequences, size) or (tokens, size) float32."""
+        """Return vectors in the order of the sequences: (sequences, dim) or (tokens, dim) float32."""
         lengths = np.array([len(sequence) for sequence in sequences])
         num_vectors = lengths if self.level == "token" else np.ones_like(lengths)
         offsets = offsets_of(num_vectors)
-        vectors = np.empty((offsets[-1], self.size), dtype=np.float32)
+        vectors = np.empty((offsets[-1], self.dim), dtype=np.float32)
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
                 pooled = self.pooled([sequences[index] for index in batch]).float()
@@ -105,7 +104,7 @@ class Embedder:
         return vectors
 
     def pooled(self, sequences: Sequence[np.ndarray]) -> Tensor:
-        """Return the vectors of one batch, (sequences, size) or (tokens, size)."""
+        """Return the vectors of one batch, (sequences, dim) or (tokens, dim)."""
         packed = self.bert.pack(sequences)
         cu_seqlens = packed[3]
         num_layers = NUM_LAST_LAYERS if self.pooling.startswith("last4") else 1
@@ -136,8 +135,7 @@ def embed(
     """Write the vectors of all texts of the inputs to a file.
 
     `output` ends in `.parquet`, or in `.npy` for sentences. `pooling` defaults to the first of the level's `POOLINGS`.
-    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` counts each batch as if
-    padded to its longest text.
+    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` includes padding.
     """
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
@@ -147,7 +145,7 @@ def embed(
     embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
     texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
-    print(f"features   {texts.num_texts:,} texts, {embedder.size} numbers per {level}, pooling {embedder.pooling}")
+    print(f"features   {texts.num_texts:,} texts, {embedder.dim} numbers per {level}, pooling {embedder.pooling}")
     counts: Counter[str] = Counter()
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -156,9 +154,9 @@ def embed(
     ):
         blocks = embedder.blocks(texts, bar.update, counts)
         if output.suffix == ".npy":
-            _write_npy(temporary, blocks, (texts.num_texts, embedder.size))
+            _write_npy(temporary, blocks, (texts.num_texts, embedder.dim))
         else:
-            _write_parquet(temporary, blocks, embedder.size, level)
+            _write_parquet(temporary, blocks, embedder.dim, level)
     if counts["truncated"]:
         print(f"truncated  {counts['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
     print(f"written    {output}: {counts['texts']:,} texts, {counts['tokens']:,} tokens")

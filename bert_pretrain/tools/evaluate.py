@@ -48,23 +48,16 @@ def evaluate(
     refuse_input_as_output(json, [*texts, *pairs], "--json")
     if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
         raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")
+    from bert_pretrain.tools.score import score_pairs, score_texts  # imports PyTorch: only after the checks
+    from bert_pretrain.train.evaluation import evaluate as evaluate_data
+
+    groups: Mapping[str, Mapping[str, float]] = {}
     if data is not None:
-        from bert_pretrain.train.evaluation import evaluate as evaluate_data
-
-        _report(evaluate_data(model, data, config=config.train), {}, json)
-        return
-    from bert_pretrain.tools.score import score_pairs, score_texts
-
-    if pairs:
+        metrics: Mapping[str, float] = evaluate_data(model, data, config=config.train)
+    elif pairs:
         metrics, groups = score_pairs(model, pairs, config=config, **used_options)
     else:
-        metrics, groups = score_texts(model, texts, config=config, **used_options), {}
-    _report(metrics, groups, json)
-    if "output" in used_options:
-        print(f"{'scores':<24}{used_options['output']}")
-
-
-def _report(metrics: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:
+        metrics = score_texts(model, texts, config=config, **used_options)
     for name, group in groups.items():
         print(f"{name:<54}{group['accuracy']:>8.2%}{group['pairs']:>9,}")
     for name, value in metrics.items():
@@ -75,3 +68,5 @@ def _report(metrics: Mapping[str, float], groups: Mapping[str, Mapping[str, floa
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
         write_json(json, {**metrics, **({"groups": groups} if groups else {})})
+    if "output" in used_options:
+        print(f"{'scores':<24}{used_options['output']}")

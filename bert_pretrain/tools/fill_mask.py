@@ -43,7 +43,8 @@ def filled(text: str, answers: Answers) -> str:
     head, *pieces = text.split(MASK)
     for candidates, piece in zip(answers, pieces, strict=True):
         best, _ = candidates[0]
-        head = (head.rstrip() + best.removeprefix("##") if best.startswith("##") else head + best) + piece
+        head = head.rstrip() if best.startswith("##") else head
+        head += best.removeprefix("##") + piece
     return head
 
 
@@ -73,6 +74,6 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     for number, piece in enumerate(text.split(MASK)):
         piece_ids = tokenizer.encode_text(piece)
         unknown_words.add(piece, piece_ids)
-        ids += [tokenizer.mask_id] * (number > 0) + piece_ids
+        ids += [tokenizer.mask_id, *piece_ids] if number > 0 else piece_ids
     unknown_words.warn(0.0)
     return np.array([*ids, tokenizer.sep_id])

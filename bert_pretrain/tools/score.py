@@ -2,8 +2,7 @@
 
 The pseudo-log-likelihood (PLL) of a text is the sum over its tokens of the log-probability that the model gives a token
 when it is masked, in nats. A text of n tokens becomes n sequences, and only the masked positions are decoded.
-`word-l2r` also masks the following tokens of the same word, which otherwise give the token away (Kauf and Ivanova,
-2023).
+`word-l2r` also masks the next tokens of the same word, which would give the token away (Kauf and Ivanova, 2023).
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from bert_pretrain.report.curves import perplexity
 from bert_pretrain.text.ragged import offsets_of, positions_within
 from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.text.text_files import ByteRange, Position
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
@@ -92,9 +91,9 @@ def score_pairs(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure the share of minimal pairs in which the good sentence has the higher pseudo-log-likelihood.
 
-    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`. Accuracy is also reported for each value of the field
-    `by`, by default of `UID` if records have it. Other parameters are those of `score_texts`. Return the `accuracy`
-    and the number of `pairs`, in total and by value. Equal scores count as wrong.
+    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`. The other parameters are those of `score_texts`.
+    Return the `accuracy` and the number of `pairs`, first of all pairs, then of each value of the field `by`, or of
+    `UID` if records have it and `by` is None. Equal scores count as wrong.
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
     pairs = read_pairs(inputs, by, encoding=config.data.encoding)
@@ -122,25 +121,24 @@ def _accuracy(correct: list[bool]) -> dict[str, float]:
 def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8") -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
-    The group is the value of the field `by`, which every record must have. Without `by` it is the `UID`, if any.
+    The group is the value of the field `by`, which every record must have. Without `by`, it is the value of `UID`, or
+    "" if there is none.
     """
-
-    def pair_of(record: dict[str, Any], position: Position) -> tuple[Text, Text, str]:
-        for field in (GOOD, BAD, *filter(None, (by,))):
-            value = record.get(field)
-            if not isinstance(value, str | int if field == by else str) or not str(value).strip():
-                what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
-                raise InputError(what, where=str(position), remedy="add it, or remove the record")
-        location, group = position.part.source.location, record.get(by or DEFAULT_GROUP)
-        good, bad = (Text(repair_surrogates(record[field]), location, position.number, "line") for field in (GOOD, BAD))
-        return good, bad, "" if group is None else str(group)
-
     pairs = []
     for source in resolve(inputs, DataConfig(encoding=encoding)):
         if source.format not in ("json", "jsonl"):
             remedy = f"use records with {GOOD} and {BAD}"
             raise InputError("pairs must be in .jsonl", where=source.location, remedy=remedy)
-        pairs += [pair_of(*record) for record in read_records(ByteRange(source), Counter())]
+        for record, position in read_records(ByteRange(source), Counter()):
+            for field in (GOOD, BAD, by) if by else (GOOD, BAD):
+                value = record.get(field)
+                if not isinstance(value, str | int if field == by else str) or not str(value).strip():
+                    what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
+                    raise InputError(what, where=str(position), remedy="add it, or remove the record")
+            texts = (repair_surrogates(record[field]) for field in (GOOD, BAD))
+            good, bad = (Text(text, source.location, position.number, "line") for text in texts)
+            group = record.get(by or DEFAULT_GROUP)
+            pairs.append((good, bad, "" if group is None else str(group)))
     if not pairs:
         raise InputError("there are no pairs", where=", ".join(inputs), remedy=f"add records with {GOOD} and {BAD}")
     return pairs
@@ -148,7 +146,7 @@ def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8"
 
 @contextlib.contextmanager
 def _writer(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
-    """Yield a function that writes a record as a JSON line, or does nothing without `output`. The file is atomic."""
+    """Yield a function that writes a record as a JSON line to `output`, atomically, or that does nothing for None."""
     if output is None:
         yield lambda record: None
         return
@@ -208,7 +206,7 @@ class Scorer:
         return np.split(scores, np.cumsum(num_tokens)[:-1])
 
     def _mask_ends(self, sequence: np.ndarray) -> np.ndarray:
-        """Return the end of the masked tokens when each token of `[CLS] … [SEP]` is scored."""
+        """Return for each token of `[CLS] … [SEP]` the position after the last token that is masked to score it."""
         next_tokens = np.arange(1, len(sequence) + 1)
         if self.metric == "original":
             return next_tokens

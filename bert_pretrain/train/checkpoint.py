@@ -1,8 +1,8 @@
 """Checkpoints: model folders that `transformers` can load, plus the state for resuming with bit-equal results.
 
-`checkpoints/step-00001000/` is written atomically, read back after writing, and contains no pickle. The state's tensors
-are in `training_state.safetensors`, its numbers in `training_state.json`; `checksums.json` covers all files except the
-model card. Saving copies the state to host memory and returns; a thread writes the copy while training continues.
+`checkpoints/step-00001000/` is written atomically, read back, and contains no pickle. The state's tensors are in
+`training_state.safetensors`, its numbers in `training_state.json`; `checksums.json` covers all files except the model
+card. Saving copies the state to host memory and returns. A thread writes the copy while training continues.
 """
 
 import contextlib
@@ -34,7 +34,6 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
 EXPONENT = "embedding_exponent"  # embeddings on disk are those in training divided by 2 ** exponent
-WEIGHT_PREFIX = "model/"  # prefix of the weight names in `all_tensors`
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,17 @@ class CheckpointWriter:
         self, folder: Path, state: TrainState, tokenizer: Tokenizer, keep: int,
         describe: Callable[[], tuple[Mapping[str, Any], str]] | None, buffers: "HostBuffers | None" = None,
     ) -> None:  # fmt: skip
-        """`describe` returns extra values for the JSON file, and the model card; if it is None, nothing is written."""
+        """`describe` returns extra values for `training_state.json`, and the model card. None disables writing."""
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
         self._buffers = buffers or HostBuffers()
         self._writing: Future[None] | None = None
 
     def save(self) -> Path:
-        """Start writing a checkpoint and return its path; waits until the previous one is on disk."""
+        """Wait until the previous checkpoint is on disk, start writing a new one and return its path."""
         state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
         if self._describe is not None:
-            self.wait()  # until then the thread reads the buffers
+            self.wait()  # the thread of the previous checkpoint reads the buffers
             extra, card = self._describe()
             record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **extra}
             copies, event = self._buffers.copy(all_tensors(state))
@@ -86,13 +85,12 @@ class CheckpointWriter:
         return path
 
     def _write(self, path: Path, tensors: dict[str, Tensor], event: Any, record: dict[str, Any], card: str) -> None:
-        """Wait for the CUDA event, write the copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
+        """Wait for the CUDA event, write copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
         begin = time.perf_counter()
         if event is not None:
             event.synchronize()
-        weight_names = [name for name in tensors if name.startswith(WEIGHT_PREFIX)]
-        weights, exponent = export_weights({name.removeprefix(WEIGHT_PREFIX): tensors[name] for name in weight_names})
-        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT_PREFIX)}
+        rest = dict(tensors)
+        weights, exponent = export_weights({name: rest.pop(name) for name, _ in self._state.model.named_parameters()})
         try:
             with files.atomic_folder(path) as temporary:
                 write_tensors(rest, temporary / STATE_TENSORS)
@@ -119,12 +117,12 @@ class CheckpointWriter:
         self.write_seconds = time.perf_counter() - begin
 
     def check(self) -> None:
-        """Raise an error of the background thread, if there is one; does not wait."""
+        """Raise the error of the background thread, if it failed. Do not wait for it."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is on disk; raises an error of the background thread."""
+        """Wait until the checkpoint is on disk. Raise the error of the background thread, if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -133,14 +131,14 @@ class CheckpointWriter:
 class HostBuffers:
     """Page-locked host memory for asynchronous copies of a GPU's training state, reused because locking is slow.
 
-    The GPU works in order, so later kernels change a tensor only after its copy, and training need not wait.
+    The GPU runs operations in order, so later kernels change a tensor only after its copy. Training need not wait.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Return the copies and the CUDA event after which they are complete, None if they already are."""
+        """Return the copies, and a CUDA event that is reached when they are complete, or None on CPU."""
         if next(iter(tensors.values())).device.type != "cuda":
             return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
         for name, tensor in tensors.items():
@@ -156,15 +154,14 @@ class HostBuffers:
 
 
 def all_tensors(state: TrainState) -> dict[str, Tensor]:
-    """Return the weights, with `WEIGHT_PREFIX` before their names, and the tensors of the training state."""
-    weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
-    return {**weights, **state.tensors()}
+    """Return the weights and the tensors of the training state, whose names contain a slash."""
+    return {**dict(state.model.named_parameters()), **state.tensors()}
 
 
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
     """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
-    Newer checkpoints that are broken are skipped. With `changes` they are also reported on stderr and renamed.
+    Newer, broken checkpoints are skipped. With `changes`, they are also renamed and reported on stderr.
     """
     if changes and folder.is_dir():
         files.remove_temporaries(folder)
@@ -175,14 +172,14 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
             break
         except DataError as error:
             damages[path] = error.what
-    for path, damage in damages.items():
-        if newest is None:
-            raise DataError(
-                f"all checkpoints of the run are broken; the newest: {damage}",
-                where=str(folder),
-                remedy="restore one from a backup, or start over with --overwrite (the old folder is moved aside)",
-            )
-        if changes:
+    if newest is None and damages:
+        raise DataError(
+            f"all checkpoints of the run are broken; the newest: {next(iter(damages.values()))}",
+            where=str(folder),
+            remedy="restore one from a backup, or start over with --overwrite (the old folder is moved aside)",
+        )
+    if newest is not None and changes:
+        for path, damage in damages.items():
             renamed = path.with_name(f"broken-{path.name}")
             shutil.rmtree(renamed, ignore_errors=True)
             path.rename(renamed)
@@ -203,7 +200,7 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Restore a training state from a checkpoint; its weights are already loaded into the model."""
+    """Restore a training state from a checkpoint, except the weights, which the model has already loaded."""
     _load_tensors(state, checkpoint)
     state.progress = Progress(**checkpoint.record["progress"])
     state.interval = IntervalCounts(**checkpoint.record["interval"])
@@ -212,8 +209,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
 def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     """Restore optimizer state, step and counts from a checkpoint of another run, but not its elapsed time.
 
-    If `data`, the content hash of the data folder, is that of the other run, training continues at the same position in
-    the data; otherwise it starts at the first epoch.
+    `data` is the content hash of the data folder. If the other run used the same data, training continues at the same
+    position; otherwise it starts with the first example.
     """
     _load_tensors(state, checkpoint, only_optimizers=True)
     progress = Progress(**checkpoint.record["progress"])
@@ -237,13 +234,9 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether the names, dtypes, shapes and bits of CPU tensors are equal; NaN equals NaN."""
-
-    def bits(tensor: Tensor) -> Tensor:
-        return tensor.detach().reshape(-1).view(torch.uint8)
-
+    """Return whether the names, dtypes, shapes and bits of CPU tensors are equal. NaNs with equal bits are equal."""
     return left.keys() == right.keys() and all(
         (tensor.dtype, tensor.shape) == (right[name].dtype, right[name].shape)
-        and torch.equal(bits(tensor), bits(right[name]))
+        and torch.equal(tensor.flatten().view(torch.uint8), right[name].flatten().view(torch.uint8))
         for name, tensor in left.items()
     )

@@ -1,9 +1,9 @@
 """CUDA graphs of whole training steps, for small models that are limited by kernel launches.
 
-Launching the kernels of a small model, some hundreds per step, takes the host longer than the device takes to run them.
-A graph captures forward and backward pass, gradient clipping and optimizer update, and replays them with one launch.
-Its shapes are fixed, so micro-batches and their labels are padded at the end. Whether a capture is correct depends on
-GPU and driver, so each graph's first result is only compared with that of a step without a graph.
+A step launches hundreds of kernels. For a small model, launching them takes longer than running them. A graph captures
+forward and backward pass, gradient clipping and optimizer update, and replays them with one launch. Its shapes are
+fixed, so micro-batches and their labels are padded at the end. Whether a capture is correct depends on GPU and driver,
+so the first result of each graph is compared with a step without a graph and then discarded.
 """
 
 import contextlib
@@ -21,13 +21,12 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # per step, layer and launch: compiled, H100
+LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # per step, layer and launch; compiled, on an H100
 TYPICAL_MFU = 0.4
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
-# relative to the update. Weights get more room, because sums of gradients are not deterministic.
+# relative to the update. The limit of weights is larger, because sums of gradients are not deterministic.
 MAX_DIFFERENCES = (1e-4, 0.3)
-# Computes a step from micro-batches, the numbers of predictions and pairs (2,) by which losses are divided, and the
-# learning rate ().
+# Computes a step from micro-batches, the numbers of predictions and pairs, (2,), and the learning rate, ().
 Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
 
 
@@ -39,14 +38,14 @@ class Graph(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Tensors that a step changes, with copies from before the step and from after a trial launch, which is undone."""
+    """Tensors that a step changes, with copies from before the step and from after a trial launch of its graph."""
 
     changed: list[Tensor]
     before: list[Tensor]
     by_graph: list[Tensor]
 
     def distances(self) -> tuple[float, float]:
-        """Return two 2-norms: graph's minus current values, and values before the step minus current values."""
+        """Return the 2-norms of two differences from the current values: the graph's, and those before the step."""
 
         def distance(values: list[Tensor]) -> float:
             norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
@@ -59,11 +58,11 @@ class StepGraphs:
     """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
     The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
-    runs without it for comparison. A step runs without a graph if a graph would not be faster, if it has several
-    micro-batches, or if there are already `MAX_GRAPHS` shapes. After a failed capture or a wrong result, all steps do.
+    runs without it for comparison. No graph is used if it would not be faster, if a step has several micro-batches, if
+    there are already `MAX_GRAPHS` shapes, or after a failed capture or a wrong result.
     """
 
-    has_failed: ClassVar[bool] = False  # this process does not try again
+    has_failed: ClassVar[bool] = False  # if True, no step of this process uses a graph
 
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
         self._model, self._optimizers = model, optimizers
@@ -81,10 +80,10 @@ class StepGraphs:
         self, compute: Compute, batch: GlobalBatch, learning_rate: float,
         seed: Callable[[], object], metrics: Sequence[Tensor],
     ) -> bool:  # fmt: skip
-        """Run the step with its graph, if it has one, and return whether it ran; otherwise the caller must run it.
+        """Run the step if its graph exists, and return whether it ran. If not, the caller must run it with `compute`.
 
-        `seed` seeds the generator for dropout. `metrics` are the other tensors that a step changes, the same objects in
-        every step.
+        `seed` seeds the generator for dropout. `metrics` are the tensors that a step changes besides weights and
+        optimizer state. They must be the same objects in every step.
         """
         if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1 or not self.is_worthwhile(batch):
             return False
@@ -113,8 +112,8 @@ class StepGraphs:
     def _capture_and_try(
         self, compute: Compute, micro_batch: Batch, launch: Callable[[Graph], None], metrics: Sequence[Tensor]
     ) -> Graph | None:
-        """Capture a step, launch it once, keep the result for `check` and undo it; returns None on failure."""
-        # If the capture stores these as constants, the result is NaN and `check` fails.
+        """Capture a step, launch it once, keep the result for `check` and undo it. Return None on failure."""
+        # If the capture stores these NaNs as constants, the result is NaN and `check` fails.
         self._counts.fill_(torch.nan)
         self._rate.fill_(torch.nan)
         torch.manual_seed(0)
@@ -147,18 +146,18 @@ class StepGraphs:
             self._zero_grad()  # replays do not need these gradients
         for trial, max_difference in zip(self._trials, MAX_DIFFERENCES, strict=False):
             difference, movement = trial.distances()
-            if not difference <= max_difference * movement:  # also if one is NaN
+            if not difference <= max_difference * movement:  # also True for NaN
                 self._give_up(f"the result of one is wrong by {difference:.2e}, for an update of {movement:.2e}")
                 break
         self._trials = []
 
     def is_worthwhile(self, batch: GlobalBatch) -> bool:
-        """Whether launching a step's kernels takes longer than running them."""
+        """Return whether launching a step's kernels takes longer than running them."""
         model = self._model
         return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Capture the kernels of `compute` and return a function that launches them; restore torch on failure."""
+        """Capture the kernels of `compute` and return a function that launches them. Restore torch on failure."""
         device = self._counts.device
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -170,8 +169,8 @@ class StepGraphs:
         gc.collect()
         gc.disable()  # unloading a kernel would invalidate the capture
         try:
-            # Graphs share a memory pool, since no result in it is needed after the step. In the default mode the
-            # prefetching thread would invalidate the capture by pinning memory, hence "thread_local".
+            # Graphs share a memory pool, since no result in it is needed after the step. "thread_local" lets the
+            # prefetching thread pin memory, which would invalidate the capture in the default mode.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         except BaseException:
@@ -198,7 +197,7 @@ class StepGraphs:
         self.drop()
 
     def drop(self) -> bool:
-        """Free the graphs' memory and stop capturing; returns whether there were graphs."""
+        """Free the graphs' memory and stop capturing. Return whether there were graphs."""
         had_graphs = any(self._graphs.values())
         self._graphs.clear()
         self._trials = []
@@ -207,6 +206,6 @@ class StepGraphs:
 
 
 def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
-    """Whether launching kernels takes longer than computing the `flops` of a step; False for an unknown peak."""
+    """Return whether launching kernels takes longer than the `flops` of a step. False if the peak is unknown."""
     launch_seconds = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
     return peak_flops is not None and launch_seconds > flops / (TYPICAL_MFU * peak_flops)

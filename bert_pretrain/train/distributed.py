@@ -1,7 +1,7 @@
 """Data-parallel training, one process per device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
 
-DDP copies the model to every rank and averages gradients. The first rank does all file access and broadcasts the
-results. On CUDA, device tensors use NCCL, and host tensors use gloo, so that ranks agree without waiting for a device.
+DDP copies the model to every rank and averages gradients. Only the first rank writes files. On CUDA, device tensors use
+NCCL, and host tensors use gloo, so that ranks can exchange them without waiting for a device.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ class DistContext:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # on this machine; the number of its device
+    local_rank: int = 0  # rank on this machine, which selects its device
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the first rank, the only one that writes."""
+        """Whether this is the first rank, the only one that writes files."""
         return self.rank == 0
 
     def run_on_main(self, function: Callable[[], Result]) -> Result:
         """Call a function on the first rank and return its result on all.
 
-        A `UserError` is raised on the first rank only; the others exit silently with code 2.
+        If it raises a `UserError`, the first rank raises it, and the others exit silently with code 2.
         """
         if self.size == 1:
             return function()
@@ -92,10 +92,10 @@ def init_distributed(device: str) -> DistContext:
 
 
 def _store_of_this_start(context: DistContext) -> Any:
-    """Return a store for rendezvous, without entries of ranks from before a restart.
+    """Return a store for the rendezvous, without the entries of processes from before a restart.
 
-    torchrun keeps one store over all restarts (torch 2.13), so a rank may find the address of a dead one. Therefore
-    every rank sends the first one a unique name and gets a new prefix in reply. Dead ranks never read their replies.
+    torchrun keeps one store across restarts (torch 2.13), so a rank may find the address of a dead process. Therefore
+    each rank sends a unique name to the first rank and receives a new prefix. Dead processes never confirm the prefix.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and context.is_main

@@ -1,4 +1,4 @@
-"""Losses and accuracies on a split. Its masks are stored, so the results depend only on the weights."""
+"""Evaluate a model on a split. The masks of a split are stored, so the results depend only on the weights."""
 
 import contextlib
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.packing import Batch
 
-MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # all weights of a model without sentence pairs
+MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # prefixes of MLM weights
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
-    """Evaluate a model folder on a split of a data folder; losses are in nats per masked token and per pair.
+    """Evaluate a model folder on a split of a data folder. Losses are in nats per masked token and per pair.
 
-    `nsp_loss` and `nsp_accuracy` are for sentence order if the data was made for it. They are absent if examples are
-    not pairs or the model has no next-sentence head.
+    `nsp_loss` and `nsp_accuracy` are those of sentence order if that is the data's objective. They are absent if
+    examples are not pairs or the model has no next-sentence head.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()
@@ -72,7 +72,7 @@ def evaluate_batches(
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate` for `batches`, this rank's share of a split; restore the training mode."""
+    """Return the metrics of `evaluate`. `batches` is this rank's share of a split. Restore the training mode."""
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)

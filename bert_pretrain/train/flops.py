@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step and peak FLOP/s of a device, for the utilisation (MFU).
+"""Floating-point operations of a training step and peak FLOP/s of a device, for the model FLOPs utilization (MFU).
 
 Forward and backward pass on real tokens: 6 per weight and token in the layers, 12 · length · hidden per token and layer
 in attention, 6 per weight and masked token in the MLM head, 6 per weight and pair in the pooler and next-sentence head.
@@ -12,8 +12,8 @@ import torch
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.packing import GlobalBatch
 
-# Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture papers; a
-# number with sparsity is halved. The longest matching name applies.
+# Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture papers.
+# Numbers with sparsity are halved. The longest matching name applies.
 PEAK_BF16_FLOPS = {
     "GB300": 2500e12, "GB200": 2500e12, "B300": 2250e12, "B200": 2250e12,
     "GH200": 989e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
@@ -23,7 +23,7 @@ PEAK_BF16_FLOPS = {
     "RTX 6000 Ada": 364e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
     "V100S": 130e12, "V100-PCIE": 112e12, "V100": 125e12, "T4": 65e12,
 }  # fmt: skip
-# Names with one of these words have other peaks, although they contain a name of the table.
+# Cards with these words in their names have other peaks than the card of the table whose name they contain.
 UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
 
 
@@ -60,7 +60,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def known_card(name: str) -> str | None:
-    """Return the card in `PEAK_BF16_FLOPS` for PyTorch's name of a device, or None."""
+    """Return the key of `PEAK_BF16_FLOPS` for PyTorch's name of a device, or None."""
 
     def occurs(card: str) -> bool:
         return re.search(rf"\b{re.escape(card)}\b", name) is not None

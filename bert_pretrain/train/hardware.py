@@ -1,4 +1,4 @@
-"""Choose the device, the precision, compilation and the size of micro-batches, and estimate memory."""
+"""Choose the device, the precision, compilation and the size of micro-batches."""
 
 import ctypes
 import os
@@ -18,11 +18,9 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
-# With a hidden size of 128 on two cores, 4,096 to 16,384 were equally fast; the smallest needs the least memory.
-CPU_MICRO_BATCH_TOKENS = 4096
-# Limit of the activations that a micro-batch on CPU keeps for its backward pass; a lower one needs more micro-batches.
-CPU_ACTIVATION_BYTES = 3 * 2**29
-OPERATIONS_FUSED = 100  # operations that Inductor may fuse into one kernel; its default is 30
+CPU_MICRO_BATCH_TOKENS = 4096  # more tokens, up to 16,384, are equally fast and need more memory
+CPU_ACTIVATION_BYTES = 3 * 2**29  # limit of the activations that a micro-batch on CPU keeps for its backward pass
+OPERATIONS_FUSED = 100  # number of operations that Inductor may fuse into one kernel; its default is 30
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -39,9 +37,9 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; without a number, the card of the local rank.
+    """Return the device for the setting `auto`, `cpu`, `cuda` or `cuda:N`. Without N, it is the local rank's card.
 
-    If every rank sees only one card, as with Slurm's `--gpus-per-task=1`, it is number 0 for all.
+    If each rank sees only one card, as with Slurm's `--gpus-per-task=1`, the card has the number 0 on every rank.
     """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,7 +57,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the name of a device; for the CPU, with its threads and cores."""
+    """Return the name of a device. For the CPU, add the numbers of threads and cores."""
     if device.type == "cpu":
         return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {cores.available_cores()} cores"
     return str(device)
@@ -69,8 +67,8 @@ def configure_cpu(device: torch.device) -> None:
     """On CPU, fix the number of threads of matrix products, and let glibc reuse the memory of freed tensors.
 
     By default MKL may choose another number of threads for each product, which changes the last bits of the result.
-    And glibc maps new pages for every large tensor, which takes a third of a training step of BERT-Base. The settings
-    cannot be undone, so nothing changes if another program imports this package.
+    glibc maps new pages for every large tensor, which takes a third of a training step of BERT-Base. The settings
+    cannot be undone, so they are not applied if another program imports this package.
     """
     if device.type != "cpu" or not cores.owns_process:
         return
@@ -83,7 +81,7 @@ def configure_cpu(device: torch.device) -> None:
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
-    """Return the precision for a setting; `auto` takes bf16 if the device has instructions for it."""
+    """Return the precision for a setting. `auto` chooses bf16 if the device has instructions for it."""
     if setting != "auto":
         return Precision(setting, "as configured")
     if device.type == "cuda":
@@ -98,7 +96,7 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
     """Return whether to compile layers, and the reason as text."""
-    # On CPU, compiled gradients of torch 2.11 were wrong by a percent; 2.12 has not been tried.
+    # With torch 2.11 on CPU, compiled gradients were wrong by one percent. torch 2.12 is untested.
     if setting is True and attention == "padded" and torch.__version__ < "2.13":
         raise ConfigError(
             f"torch {torch.__version__} computes wrong gradients for compiled attention with padding",
@@ -119,14 +117,14 @@ def compile_layers(
 ) -> None:
     """Compile the forward and backward pass of each layer at its first call.
 
-    All layers share one graph, for any number of tokens and sequences. Inductor compiles it again when a micro-batch
-    first has more than about 5 million / hidden size tokens, where it fuses more. `strict` forbids graph breaks.
+    All layers share one graph, for any number of tokens and sequences. Inductor compiles it again for the first
+    micro-batch with more than about 5 million / hidden size tokens, and fuses more. `strict` forbids graph breaks.
     """
     if cores.owns_process:
         from torch._inductor import config as inductor_config  # slow to import
 
         # By default the compiler stops after eight versions, splits layers at the size of DDP's buckets, and stores
-        # GELU's gradient in fp32. In a process of another program, its settings are kept.
+        # GELU's gradient in fp32. Another program that imports this package keeps its settings.
         torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
@@ -137,8 +135,8 @@ def compile_layers(
 def _with_dynamic_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Mark the first dimension of every input of a compiled function as dynamic.
 
-    Otherwise the compiler specialises on the first length and compiles again at the second. `dynamic=True` would also
-    make the widths of matrices unknown.
+    Otherwise the compiler specializes on the first length and recompiles at the second. `dynamic=True` would also make
+    the widths of matrices dynamic.
     """
 
     def marked(*inputs: Tensor | Layout) -> Tensor:
@@ -159,7 +157,7 @@ def choose_micro_batch_tokens(
     dtype: torch.dtype,
     num_ranks: int = 1,
 ) -> int:
-    """Return the maximum number of tokens of a micro-batch: the configured one, or as many as fit into memory."""
+    """Return the maximum number of tokens of a micro-batch: as configured, or as many as fit into memory."""
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     batch_tokens = -(-config.global_batch_size // num_ranks) * max_seq_length
@@ -167,28 +165,19 @@ def choose_micro_batch_tokens(
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by PyTorch
-        # `_state_bytes` includes the weights, which may be on the device already.
+        # `state_bytes` includes the weights, which may be on the device already.
         free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
         used_share = 0.8  # the estimate is within 15 % of the peak, and memory is fragmented
-        room = used_share * (free - _state_bytes(config, model, dtype))
-        with_logits = (room - used_share * _logits_bytes(model, dtype)) / kept
+        room = used_share * (free - state_bytes(config, model, dtype))
+        # The logits of a block and the backward pass of a layer do not exist at the same time.
+        with_logits = (room - used_share * logits_bytes(model, dtype)) / kept
         max_tokens = int(min(with_logits, room / (kept + backward)))
     else:
         max_tokens = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
     return max(max_seq_length, min(max_tokens, batch_tokens))
 
 
-def estimate_memory(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, micro_batch_tokens: int, *, dtype: torch.dtype
-) -> int:
-    """Estimate the peak memory of training on its device, in bytes."""
-    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
-    # The logits of a block and the backward pass of a layer do not exist at the same time.
-    temporary = max(_logits_bytes(model, dtype), backward * micro_batch_tokens)
-    return _state_bytes(config, model, dtype) + kept * micro_batch_tokens + temporary
-
-
-def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
+def state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
     """Return the bytes of weights, their copies in 16 bits, gradients and the optimizer state."""
     moments = sum(
         parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
@@ -197,22 +186,21 @@ def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dt
     return moments + (8 + (2 if dtype.itemsize == 2 else 0)) * model.num_parameters
 
 
-def _logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
-    """Return the bytes of the logits of a block of masked tokens and of the gradient of the tied matrix."""
-    # Both exist once in `dtype` and twice in fp32.
+def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
+    """Return the bytes of a block of logits and of the tied matrix's gradient: each once in `dtype`, twice in fp32."""
     return (dtype.itemsize + 8) * model.vocab_size * (BLOCK_ROWS + model.config.hidden_size)
 
 
 def activation_bytes_per_token(
     model: BertForPreTraining, max_seq_length: int, dtype: torch.dtype, checkpointing: bool = False
 ) -> tuple[int, int]:
-    """Return the bytes per token kept for the backward pass, and the bytes per token that one layer's backward adds.
+    """Return the bytes per token kept for the backward pass, and those that one layer's backward pass adds.
 
     A layer of hidden size H and intermediate size I keeps per token: the inputs of its layer norms in fp32 (8 H bytes);
     inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU (2 I
-    values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and per head a row of
-    probabilities; dropout adds a copy of it and a mask. With activation checkpointing every layer keeps its input (H
-    values), and only one layer at a time keeps the rest. The tests compare the estimate with traces of whole steps.
+    values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and one row of
+    probabilities per head; dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep
+    their input (H values) and one layer at a time keeps the rest. Tests compare the estimate with traces of steps.
     """
     config, width = model.config, dtype.itemsize
     hidden = config.hidden_size

@@ -1,15 +1,14 @@
 """Initial weights: from a teacher, with positional heads, and with an output bias from token frequencies.
 
-A teacher of equal width gives its embeddings, its heads and evenly spaced layers, from the first to the last (as in
-Sanh et al., 2019). A wider one gives its token embeddings, projected on their principal axes, and its output bias.
+A teacher of equal width provides its embeddings, its heads and evenly spaced layers, including the first and the last
+(as in Sanh et al., 2019). A wider one provides its output bias, and its token embeddings projected on principal axes.
 
 Positional heads: in a trained BERT some heads attend to the previous or next token (Clark et al., 2019; Voita et al.,
-2019). Until they have formed, the loss stays near that of a model of token frequencies, so the heads of the first
+2019). Before training has formed them, the loss stays near that of a unigram model. Therefore the heads of the first
 layer are initialized to attend to fixed offsets. Position embeddings are sinusoids (Vaswani et al., 2017) in a random
 subspace. Keys project on this subspace, and queries on the same subspace rotated by the offset. Their product, the sum
 of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and output
-projections are random matrices that scale length by GAIN at any width; `initializer_range` 0.02 does so only at a width
-of about 1,200.
+projections are random matrices that scale length by GAIN, as an `initializer_range` of 0.02 does at a width of 1,200.
 """
 
 import math
@@ -32,7 +31,7 @@ GAIN = 0.7  # ratio of the lengths of a projection's output and input
 
 @torch.no_grad()
 def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -> str:
-    """Copy weights of a teacher into an initialized model; returns a description for users."""
+    """Copy weights of a teacher into an initialized model, and return a description of them for users."""
     teacher_weights: dict[str, Tensor] = dict(teacher.named_parameters())
     config, teacher_layers = model.config, teacher.config.num_hidden_layers
     # From the first to the last layer; a model of one layer gets the first.
@@ -73,14 +72,14 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
-    # One random frequency from each of `count` intervals, so that no two positions of a long sequence are similar.
-    count = max(1, head_size // 2)
-    frequencies = math.pi * (torch.arange(count) + torch.rand(count, generator=generator)) / count
-    subspace = nn.init.orthogonal_(torch.empty(2 * count, config.hidden_size), generator=generator)
+    # One random frequency from each of n intervals, so that no two positions of a long sequence are similar.
+    n = max(1, head_size // 2)
+    frequencies = math.pi * (torch.arange(n) + torch.rand(n, generator=generator)) / n
+    subspace = nn.init.orthogonal_(torch.empty(2 * n, config.hidden_size), generator=generator)
     positions = model.embeddings.position_embeddings.weight
     angles = torch.arange(len(positions))[:, None] * frequencies  # (positions, frequencies)
-    # With the length of a token embedding, so that position is half of the first layer's input.
-    length = config.initializer_range * math.sqrt(config.hidden_size / count)
+    # Each row has the length of a token embedding, so that position is half of the first layer's input.
+    length = config.initializer_range * math.sqrt(config.hidden_size / n)
     positions.copy_(length * torch.cat([angles.cos(), angles.sin()], dim=1) @ subspace)
     attentions = [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
     _rotate_heads(attentions[0], frequencies, subspace, PEAK + math.log(len(positions)))
@@ -92,7 +91,7 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
 
 
 def _rotate_heads(attention: SelfAttention, frequencies: Tensor, subspace: Tensor, peak: float) -> None:
-    """Add projections to queries and keys, so that each head attends to its offset."""
+    """Add projections to the query and key matrices, so that each head attends to its offset."""
     hidden = subspace.shape[1]
     query_key_value = attention.query_key_value.weight.view(3, attention.num_heads, -1, hidden)
     # After layer normalization the position embedding has the squared length hidden / 2.
@@ -108,6 +107,7 @@ def _rotate_heads(attention: SelfAttention, frequencies: Tensor, subspace: Tenso
 
 
 def _keep_lengths(weight: Tensor, generator: torch.Generator) -> None:
+    """Draw a random matrix that scales the length of vectors by about `GAIN`."""
     nn.init.normal_(weight, std=GAIN / math.sqrt(weight.shape[1]), generator=generator)
 
 

@@ -1,6 +1,6 @@
 """Check the inputs of a run against its configuration: data, output, initial weights and teacher.
 
-Nothing here imports torch, which takes seconds, so the command reports most mistakes within a second.
+This module does not import torch, which takes seconds, so the command reports most mistakes within a second.
 """
 
 import importlib
@@ -26,9 +26,9 @@ def check_inputs(
     overwrite: bool = False,
     verify: bool = False,
 ) -> tuple[Config, DataFolder]:
-    """Open the data and complete the section `model` of the configuration; raise `UserError` if inputs do not fit.
+    """Open the data and complete the section `model` of the configuration. Raise `UserError` if inputs do not fit.
 
-    Only names, sizes and headers are checked; `verify` also reads all bytes of the data.
+    Check only names, sizes and headers. With `verify`, also check all bytes of the data.
     """
     folder = DataFolder.open(data, verify=verify)
     check_output(output, overwrite=overwrite)
@@ -56,9 +56,9 @@ def check_needs(train: TrainConfig) -> None:
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
-    """Take the keys that the section `model` does not set from a model folder; the keys that it sets must agree.
+    """Take the unset keys of the section `model` from a model folder, and check that the other keys agree with it.
 
-    There may be more positions than in the folder, unless the optimizer state is carried over, which has none for them.
+    The model may have more positions than the folder, unless it takes the optimizer state, which lacks the new ones.
     """
     old, _ = read_config(init_from, "--init-from")
     set_keys = config.model.model_dump(exclude_unset=True)

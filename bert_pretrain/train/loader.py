@@ -22,7 +22,7 @@ from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3
-MIN_EVALUATION_SHARDS = 32  # an evaluation of some rows reads this many or more, if there are as many
+MIN_EVALUATION_SHARDS = 32  # minimum number of shards for an evaluation of some rows, if there are as many
 
 
 class TrainingData:
@@ -33,10 +33,10 @@ class TrainingData:
         data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int,
         first_step: int = 0, first_example: int = 0, rank: int = 0, num_ranks: int = 1, static_shapes: bool = False,
     ) -> None:  # fmt: skip
-        """Initialize the sequence; step `first_step` starts at example `first_example`, counted over all epochs.
+        """Initialize the sequence. Step `first_step` starts at example `first_example`, counted over all epochs.
 
-        Global batches and their masks do not depend on the number of ranks: every rank reads and masks all examples,
-        and packs its share. `static_shapes` gives micro-batches nearly constant shapes.
+        Global batches and their masks do not depend on the number of ranks: each rank reads and masks all examples and
+        packs its share. `static_shapes` gives micro-batches nearly constant shapes.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length
@@ -47,7 +47,7 @@ class TrainingData:
         self._examples = ShuffledExamples(data, seed)
 
     def halve_micro_batches(self) -> None:
-        """Halve the micro-batch size, down to one example of maximum length; then raise ConfigError."""
+        """Halve the micro-batch size. Raise `ConfigError` if it is already one example of maximum length."""
         if self.micro_batch_tokens <= self._max_seq_length:
             raise ConfigError(
                 f"the device has too little memory for one example of {self._max_seq_length} tokens",
@@ -57,7 +57,7 @@ class TrainingData:
         self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self._max_seq_length)
 
     def global_batch(self, step: int) -> GlobalBatch:
-        """Return this rank's part of the global batch for the step that follows `step` finished steps."""
+        """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
         assigned = assign(packing.lengths_of(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
@@ -68,7 +68,7 @@ class TrainingData:
         return packing.global_batch_of(parts, assigned, multiples)
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
-        """Yield the global batches from `first_step` to before `last_step`, or forever if it is None."""
+        """Yield the global batches of the steps in [first_step, last_step). If `last_step` is None, never end."""
         steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
         return map(self.global_batch, steps)
 
@@ -84,10 +84,10 @@ def evaluation_batches(
     data: DataFolder, split: str, micro_batch_tokens: int, max_rows: int | None = None, *,
     static_shapes: bool = False, rank: int = 0, num_ranks: int = 1,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Yield a rank's micro-batches of a split, with its stored masks.
+    """Yield a rank's micro-batches of a split, with the masks that it stores.
 
-    At most `max_rows` rows are taken, evenly spaced over `MIN_EVALUATION_SHARDS` shards or more. With `static_shapes`,
-    `max_seqlen` is constant, because `torch.compile` would recompile for each value.
+    `max_rows` limits the number of rows, which are then spread evenly over at least `MIN_EVALUATION_SHARDS` shards.
+    With `static_shapes`, `max_seqlen` is constant, because `torch.compile` recompiles for each value.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:
@@ -99,7 +99,7 @@ def evaluation_batches(
         records = [records[index] for index in indices]
         num_rows = min(max_rows, sum(record.rows for record in records))
     chosen = np.linspace(0, sum(record.rows for record in records), num_rows, endpoint=False).astype(np.int64)
-    begin, next_index = 0, rank  # indices: the shard's first row; this rank's next micro-batch in the shard
+    begin, next_index = 0, rank  # index of the shard's first row; index in the shard of this rank's next micro-batch
     for record in records:
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
@@ -114,14 +114,14 @@ def evaluation_batches(
 class Prefetcher(Generic[AnyBatch]):
     """Iterates over batches that a thread prepares ahead of time, and copies them to the device."""
 
-    last_wait_seconds = 0.0  # time that the last `next` waited for the thread
+    last_wait_seconds = 0.0  # duration for which the last `next` waited for the thread
 
     def __init__(self, batches: Iterator[AnyBatch], device: torch.device) -> None:
         self._device = device
         self.start(batches)
 
     def start(self, batches: Iterator[AnyBatch]) -> None:
-        """Start a thread for these batches; an earlier one must be closed."""
+        """Start a thread that prepares `batches`. Call `close` first if there is an earlier thread."""
         self._batches: Iterator[AnyBatch] = batches
         self._thread = ThreadPoolExecutor(1, "batches")
         self._ready: deque[Future[AnyBatch | None]] = deque(
@@ -136,7 +136,7 @@ class Prefetcher(Generic[AnyBatch]):
         return self
 
     def __next__(self) -> AnyBatch:
-        """Return the next batch; raises an error of the thread."""
+        """Return the next batch, or raise the error of the thread."""
         begin = time.perf_counter()
         batch = self._ready.popleft().result()
         self.last_wait_seconds = time.perf_counter() - begin

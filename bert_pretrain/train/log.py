@@ -36,12 +36,12 @@ Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 
 
 class RunLog:
-    """The log of one run; without a record, as on all ranks but the first, it does nothing."""
+    """The log of one run. Without a record, as on all ranks but the first, it does nothing."""
 
     def __init__(
         self, run: ResolvedRun, start: Progress, record: Record | None = None, metrics_end: Record | None = None
     ) -> None:
-        """Start logging after `start`; `record` is the run's manifest; `metrics.jsonl` is cut back to `metrics_end`."""
+        """Start logging after `start`. `record` is the run's manifest. Truncate `metrics.jsonl` to `metrics_end`."""
         self._length, self._pairs = run.length, run.data.config.next_sentence
         self._file, self._trackers = None, list[Tracker]()
         self.newest: Mapping[str, dict[str, Any]] = {}  # the last line of `training` and of `validation`
@@ -59,7 +59,7 @@ class RunLog:
         self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
-        """Log the metrics of an interval; after the first one, warn of a long run."""
+        """Log the metrics of an interval. After the first interval, warn if the run will take long."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
         if self._file is not None and "training" not in self.newest and self._length.steps is not None:
             step_seconds = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
@@ -67,15 +67,14 @@ class RunLog:
                 tqdm.write(warning)
         self._write(line)
 
-    def validation(self, step: int, metrics: dict[str, float] | None) -> None:
-        """Log the metrics of an evaluation, if there was one."""
-        if metrics is not None:
-            names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples", "documents")
-            self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of an evaluation."""
+        names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples", "documents")
+        self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """The present end of `metrics.jsonl`, for a checkpoint."""
+        """The current end of `metrics.jsonl`, for a checkpoint."""
         return self._file.position if self._file is not None else None
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -105,9 +104,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl` for the interval that ends now; waits for the device.
+    """Return the line of `metrics.jsonl` for the interval that ends now. Wait for the device.
 
-    Metrics are means over the interval, without skipped steps. The `nsp_` metrics, which also cover sentence order, are
+    Metrics are means over the interval, without skipped steps. The `nsp_` metrics are also those of sentence order, and
     None if examples are not pairs. `peak` is the peak FLOP/s of all devices, or None if unknown.
     """
     progress, interval = state.progress, state.interval
@@ -141,8 +140,8 @@ def _ratio(total: float, number: float) -> float | None:
     return total / number if number else None
 
 
-def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") -> str:
-    """Format a line of `metrics.jsonl` for the console; `steps` is None for a run with a time budget."""
+def console_line(line: dict[str, Any], steps: int | None, pairs: str) -> str:
+    """Format a line of `metrics.jsonl` for the console. `steps` is None for a run with a time budget."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]
@@ -171,7 +170,7 @@ class MetricsFile:
     """The file `metrics.jsonl`: one JSON object per line, appended during the run."""
 
     def __init__(self, path: Path, *, end: Record | None, diagnosis: Diagnosis | None = None) -> None:
-        """Open the file, truncate it to the position `end` (None: to nothing), and pass its lines to the diagnosis."""
+        """Open the file, truncate it to the position `end` or, if None, to nothing, and diagnose its lines."""
         self._path, self._diagnosis = path, diagnosis or Diagnosis({})
         content = _read_until(path, end) if end is not None else b""
         write_text(path, content.decode())
@@ -189,7 +188,7 @@ class MetricsFile:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def write(self, line: dict[str, Any]) -> list[Hint]:
-        """Append one line, with null for non-finite numbers, and return its hints."""
+        """Append one line, with null for non-finite numbers, and return the hints of the diagnosis."""
         self._check_in_place()
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -215,7 +214,7 @@ class MetricsFile:
 
 
 def _read_until(path: Path, position: Record) -> bytes:
-    """Return the content of the file up to a position; return nothing if there is no file."""
+    """Return the content of the file up to a position, or nothing if there is no file."""
     if not path.is_file():
         print(f"warning: {path} is missing; the metrics up to the checkpoint are lost")
         return b""
@@ -230,7 +229,7 @@ def _read_until(path: Path, position: Record) -> bytes:
 
 
 def _grouped(line: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line under names in the groups `train/` and `validation/`, without nulls."""
+    """Return the numbers of a line, without nulls, under names that start with `train/` or `validation/`."""
     group = "validation" if "validation_mlm_loss" in line else "train"
     return {
         f"{group}/{name.removeprefix('validation_')}": float(value)

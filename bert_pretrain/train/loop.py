@@ -26,7 +26,7 @@ from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
 
-# Evaluates the whole validation split if passed True, else a part; returns None if there is no such split.
+# Evaluates the whole validation split if passed True, else a part of it. Returns None if there is no such split.
 Evaluate = Callable[[bool], dict[str, float] | None]
 
 
@@ -42,7 +42,7 @@ def fit(
 ) -> None:
     """Train from the state's step to the end of the run and save the last checkpoint.
 
-    The state changes in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one and raise `Interrupted`.
+    The state is changed in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one and raise `Interrupted`.
     """
     config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
@@ -59,7 +59,7 @@ def fit(
         if progress.step and run.length.is_over(progress.step, now.seconds, now.reserve):
             _evaluate_end(run, clock, log, progress.step, evaluate)
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
-            clock.start_step()
+            begin = time.perf_counter()
             batch = _next_batch(batches, progress.step, checkpoints)
             rate = run.learning_rate(progress.step, now.seconds, now.reserve)
             try:
@@ -79,7 +79,7 @@ def fit(
             eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve)
             if log_due or eval_due or save_due or clock.is_first_step:
                 _synchronize(run.device)  # so that the time of evaluating and saving does not include training
-            clock.end_step(state, batch, batches.last_wait_seconds)
+            clock.add_step(state, batch, time.perf_counter() - begin, batches.last_wait_seconds)
             log.advance(progress)
             if log_due:
                 _log(run, state, log, checkpoints, rate, data.epoch(progress.step))
@@ -92,7 +92,7 @@ def fit(
 
 
 def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: CheckpointWriter) -> GlobalBatch:
-    """Return the next batch; on an error, such as a damaged shard, save a checkpoint first."""
+    """Return the next batch. Before raising an error, such as that of a damaged shard, save a checkpoint."""
     try:
         return next(batches)
     except Exception:
@@ -103,8 +103,7 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
 
 
 def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
-    # A CUDA graph can neither communicate with other ranks nor reset the random generator, as activation checkpointing
-    # does.
+    # CUDA graphs cannot communicate with other ranks, nor reset the random generator as activation checkpointing does.
     is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
     return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
 
@@ -124,9 +123,9 @@ def _evaluate(
 ) -> None:
     begin = time.perf_counter()
     metrics = evaluate(all_examples)
-    log.validation(step, metrics)
-    if metrics is not None:  # scaled to all examples, as in the last evaluation
-        seconds = time.perf_counter() - begin
+    if metrics is not None:
+        log.validation(step, metrics)
+        seconds = time.perf_counter() - begin  # scaled to all examples, which the last evaluation uses
         clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
 
 
@@ -141,10 +140,10 @@ def _evaluate_end(run: ResolvedRun, clock: "Clock", log: RunLog, step: int, eval
 def _log(
     run: ResolvedRun, state: TrainState, log: RunLog, checkpoints: CheckpointWriter, rate: float, epoch: float
 ) -> None:
-    """Log the metrics since the last line; raise `UserError` if the gradients stay non-finite."""
+    """Log the metrics since the last line. Raise `UserError` if the gradients stay non-finite."""
     checkpoints.check()
     skipped = state.sums[-1]  # the same on all ranks
-    if skipped >= 30:  # waits for the device; 16 halvings take a loss scale from its start to 1
+    if skipped >= 30:  # waits for the device; 16 of these steps reduce the initial loss scale to 1
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
         # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
@@ -160,11 +159,11 @@ def _log(
 def _save(
     run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool
 ) -> None:
-    """Start writing a checkpoint; after a stop signal, wait for it, write the status and raise `Interrupted`."""
+    """Start writing a checkpoint. After a stop signal, wait for it, write the status and raise `Interrupted`."""
     begin = time.perf_counter()
     checkpoint = checkpoints.save()
     clock.reserve("save", time.perf_counter() - begin)
-    # The end waits for the last checkpoint and the final model, which is smaller: hence the factor.
+    # The end of the run waits for the last checkpoint and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
         text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
@@ -179,7 +178,7 @@ def _save(
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
-    """Drop the CUDA graphs or, if there are none, halve the micro-batches; with several ranks, raise `ConfigError`."""
+    """Drop the CUDA graphs or, if there are none, halve the micro-batches. Raise `ConfigError` if both fail."""
     if graphs is None or not graphs.drop():
         if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
             raise ConfigError(
@@ -194,9 +193,9 @@ def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
-    """Run a few steps, which change the state; return their median seconds.
+    """Run up to four steps, which change the state, and return their median duration in seconds.
 
-    The first step, which chooses or compiles kernels, counts only if it is the only one (over a minute, one rank).
+    The first step chooses or compiles kernels. It counts only if there is no other: one rank stops after a minute.
     """
     times: list[float] = []
     graphs = _step_graphs(run, state)
@@ -230,17 +229,16 @@ class Boundary(NamedTuple):
 
     signal_number: int  # a stop signal, SIGUSR1 to save, or 0
     seconds: float  # since the start of the run
-    reserve: float  # the longest time of one more step, the last evaluation and the last checkpoint
+    reserve: float  # seconds to reserve for one more step, the last evaluation and the last checkpoint
 
 
 class Clock:
-    """Measures the time of a run; several ranks agree on their maximum without waiting for one another."""
+    """Measures the time of a run. Ranks agree on their maximum without waiting for one another."""
 
     def __init__(self, progress: Progress, dist_context: DistContext) -> None:
         self.is_first_step = True
         self._progress, self._dist_context = progress, dist_context
         self._start = time.perf_counter() - progress.wall_seconds
-        self._step_start = self._start
         self._sent: tuple[Any, Tensor] | None = None
 
     def read(self) -> float:
@@ -251,8 +249,8 @@ class Clock:
     def boundary(self, signal_number: int) -> Boundary:
         """Return the maximum over all ranks of the signal number, the seconds and the reserve.
 
-        With several ranks, every call but the first returns the values sent at the previous one: they have arrived, so
-        no rank waits.
+        With several ranks, each call but the first returns the values sent by the previous call. They have already
+        arrived, so no rank waits.
         """
         local = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
         if self._dist_context.size == 1:
@@ -264,21 +262,17 @@ class Clock:
         self._sent = now
         return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
 
-    def start_step(self) -> None:
-        self._step_start = time.perf_counter()
-
-    def end_step(self, state: TrainState, batch: GlobalBatch, waited_seconds: float) -> None:
-        """Add the time of a step; the first, in which kernels are chosen or compiled, only counts for the total."""
-        seconds = time.perf_counter() - self._step_start
+    def add_step(self, state: TrainState, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
+        """Add the time of a step. The first step chooses or compiles kernels, so it counts only for the total."""
         self._progress.elapsed_seconds += seconds
         if not self.is_first_step:
             state.count_time(batch, seconds, waited_seconds)
-            # One step may be very slow: recent steps predict the last one better than the longest of the run.
+            # With decay, because recent steps predict the last step better than the slowest step of the run.
             self.reserve("step", seconds, decay=0.9)
         self.is_first_step = False
 
     def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
-        """Update the time to reserve for an activity at the end: `seconds`, or the decayed maximum if it is larger."""
+        """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""
         longest = self._progress.longest_seconds
         longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
 

@@ -3,8 +3,8 @@
 The sums are later divided by the number of predictions in the global batch, not in the micro-batch, so that the
 gradient does not depend on the division into micro-batches.
 
-The masked language modeling loss computes its gradient in the forward pass, one block of masked rows at a time, so the
-full logits are never in memory: they would be by far the largest tensor of a step.
+The masked language modeling loss computes its gradient in the forward pass, one block of masked rows at a time. The
+full logits would be by far the largest tensor of a step, and are never in memory.
 """
 
 import functools
@@ -21,10 +21,10 @@ from bert_pretrain.train.packing import Batch
 
 BLOCK_ROWS = 1024  # masked rows with logits in memory at a time
 SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}  # rows with fp32 logits at a time; on CPU few, to stay in the cache
-ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is a fifth slower on odd row numbers
+ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is slower for odd numbers of rows
 COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
 ARGMAX_GROUP = 128
-FP16_FACTOR = 128.0  # scales gradients of logits, which are small for unlikely tokens: fp16 has no numbers below 6e-8
+FP16_FACTOR = 128.0  # scales gradients of logits: those of unlikely tokens may be below 6e-8, the minimum of fp16
 
 
 class LossSums(NamedTuple):
@@ -36,7 +36,7 @@ class LossSums(NamedTuple):
     nsp_correct: Tensor
 
     def mean(self, num_predictions: float | Tensor, num_pairs: float | Tensor) -> Tensor:
-        """Return this micro-batch's part of the mean loss of a global batch; both counts must be at least 1."""
+        """Return this micro-batch's part of the mean loss of a global batch. Both counts must be at least 1."""
         return self.mlm_loss / num_predictions + self.nsp_loss / num_pairs
 
 
@@ -52,7 +52,7 @@ class PretrainingLoss(nn.Module):
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
-    """Run the model on one micro-batch and return its losses; without sentence pairs, `nsp_loss` is 0."""
+    """Run the model on one micro-batch and return its losses. Without sentence pairs, `nsp_loss` is 0."""
     inputs, weights = (*batch.sequences, batch.masked_positions), _cast_weights(model, compiled)
     features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
     features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
@@ -67,10 +67,10 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
 
 
 def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:
-    """Cast the encoder's weights to 16 bits, with one operation per layer; return {} if autocast casts them.
+    """Cast the encoder's weights to 16 bits, with one operation per layer. Return {} if autocast casts them.
 
     Compiled layers do not use autocast's cache and would cast each weight with a separate kernel. With activation
-    checkpointing, the recomputed layers would not see the cast weights, so they cast them themselves.
+    checkpointing, recomputed layers use the original weights, so autocast must cast those.
     """
     if not compiled or not torch.is_autocast_enabled("cuda") or model.encoder.activation_checkpointing:
         return {}
@@ -135,9 +135,9 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
-        # Labels can be checked without a synchronization only on CPU; `softmax_in_place` does less without a tail.
+        # `softmax_in_place` is faster without a tail. On CUDA, a check of the labels would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
-        # All blocks share a buffer: allocating it takes as long as the matrix products.
+        # All blocks share a buffer, because its allocation takes as long as the matrix products.
         buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
         num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
         for start in range(0, num_rows, BLOCK_ROWS):
@@ -171,7 +171,7 @@ class _DecoderLoss(torch.autograd.Function):
 
 
 def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
-    """Cast a matrix, and append rows of zeros up to a multiple of `multiple` rows."""
+    """Cast a matrix to `dtype`, and append rows of zeros up to a multiple of `multiple` rows."""
     missing = -len(matrix) % multiple
     if not missing:
         return matrix.to(dtype)
@@ -199,9 +199,9 @@ def _softmax_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
-    `logits` is (rows, columns), without `bias`, (columns,) fp32, which is -inf in padded columns; `labels` is (rows,)
-    int64. The gradient summed over rows is added to `d_bias`, (columns,); if it is None, the logits stay.
-    `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
+    `logits` is (rows, columns) without the bias; `bias` is (columns,) fp32 and -inf in padded columns; `labels` is
+    (rows,) int64. The gradient summed over rows is added to `d_bias`, (columns,). If `d_bias` is None, the logits are
+    not changed. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
     """
     targets = labels[:, None]
     is_real = targets >= 0

@@ -1,7 +1,6 @@
 """The model card (`README.md`) of a model folder: its architecture, data, training, metrics and use.
 
-It is Markdown with the metadata that the Hugging Face Hub reads. Names of users' files are escaped and shown without
-their folders.
+It is Markdown with metadata for the Hugging Face Hub. Names of users' files are escaped and shown without folders.
 """
 
 import posixpath
@@ -50,8 +49,8 @@ def model_card(
 ) -> str:
     """Return the card of a model.
 
-    `validation` is the last validation line of `metrics.jsonl`. A final card has advice on fine-tuning. `has_curves`
-    is set if the folder has a plot. `warning` is the hint that nothing was learned.
+    `validation` is the last validation line of `metrics.jsonl`. With `is_final`, the card has advice on fine-tuning.
+    With `has_curves`, it shows the plot in the folder. `warning` is the hint that nothing was learned.
     """
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
     train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
@@ -81,7 +80,7 @@ def model_card(
         machine=torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "CPU",
         time=duration(progress.elapsed_seconds),
     )  # fmt: skip
-    metadata = ModelCardData(  # without a licence, which depends on the text
+    metadata = ModelCardData(  # without a license, which depends on the text
         language=data.language if re.fullmatch(r"[a-z]{2,3}", data.language) else None,
         library_name="transformers",
         pipeline_tag="fill-mask",
@@ -93,9 +92,9 @@ def model_card(
 
 
 def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
-    """Plot the metrics of a run with the manifest `record` into its model folder; return whether this succeeded.
+    """Plot the metrics of a run with the manifest `record` into its model folder. Return whether this succeeded.
 
-    An error is only printed, except if memory or disk space runs out: then the same command can plot it later.
+    Print errors instead of raising them. Raise only if memory or disk space runs out: the same command can plot later.
     """
     try:
         image = image_bytes(make_figure([run], [record], [metrics], PANELS))
@@ -109,7 +108,7 @@ def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: 
 
 
 def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult]:
-    """Return the metrics that have values in the format of the Hub, the MLM loss first."""
+    """Return the metrics that have values, in the format of the Hub, with the MLM loss first."""
     if (loss := validation.get("validation_mlm_loss")) is None:
         return []
     objective = run.data.config.next_sentence
@@ -118,7 +117,7 @@ def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult
     return [
         EvalResult(
             task_type="fill-mask" if name.startswith("mlm") else "text-classification",
-            task_name="masked language modelling" if name.startswith("mlm") else pair_task,
+            task_name="masked language modeling" if name.startswith("mlm") else pair_task,
             dataset_type="held-out", dataset_name="held-out documents of the training corpus",
             dataset_split="validation", metric_type=metric,
             metric_name=title.replace("NSP", objective.upper()), metric_value=values[f"validation_{name}"],

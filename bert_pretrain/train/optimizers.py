@@ -1,7 +1,7 @@
 """Optimizers: AdamW as in BERT (appendix A.2), LAMB, or Muon for hidden matrices with AdamW for other parameters.
 
-All of them read `found_inf` on the device, as PyTorch's fused optimizers do for a gradient scaler, so a step is skipped
-without a synchronization with the host.
+All of them read `found_inf` on the device, as PyTorch's fused optimizers do for a gradient scaler. Skipping a step
+therefore needs no synchronization with the host.
 """
 
 import math
@@ -15,19 +15,18 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.io import cores
 
 Optimizers = Sequence[torch.optim.Optimizer]  # each parameter belongs to one of them
-SATURATED_STEP = 2.0**60  # so large that AdamW's bias correction is 1, and that adding 1 does not change it in fp32
+SATURATED_STEP = 2.0**60  # here AdamW's bias correction is 1, and adding 1 does not change the step in fp32
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     """Return the configured optimizers for a model's parameters, with weight decay on matrices only."""
     adam: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
-    named = list(model.named_parameters())
+    named = dict(model.named_parameters())
     if config.optimizer == "lamb":
         groups = _groups(named, config)
         return (Lamb(groups, **adam, bias_correction=config.bias_correction),)
-    use_muon = config.optimizer == "muon"
-    hidden = [(name, weight) for name, weight in named if use_muon and is_hidden_matrix(name)]
-    rest = [(name, weight) for name, weight in named if not (use_muon and is_hidden_matrix(name))]
+    hidden = {name: weight for name, weight in named.items() if config.optimizer == "muon" and is_hidden_matrix(name)}
+    rest = {name: weight for name, weight in named.items() if name not in hidden}
     # Fused, because it can skip a step on the device. It is also the fastest on CPU.
     adamw = torch.optim.AdamW(_groups(rest, config), **adam, fused=True)
     if not config.bias_correction:
@@ -38,7 +37,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
 
 
 def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
-    """Run the optimizers without a synchronization; if `skip`, () bool, is true, weights and state do not change."""
+    """Run the optimizers without a synchronization. If `skip`, () bool, is True, weights and state do not change."""
     found_inf = skip.float()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -49,7 +48,7 @@ def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) 
 
 
 def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
-    """Disable the bias correction of a new AdamW, as in BERT's code, by starting at a step where it has become 1."""
+    """Disable the bias correction of a new AdamW, as in BERT's code, by starting at `SATURATED_STEP`."""
     for group in adamw.param_groups:
         for parameter in group["params"]:
             adamw.state[parameter] = {
@@ -60,30 +59,24 @@ def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
 
 
 def has_decay(name: str) -> bool:
-    """Whether weight decay and LAMB's trust ratio apply to the parameter with this name."""
+    """Return whether weight decay and LAMB's trust ratio apply to the parameter with this name."""
     return not name.endswith(("bias", "norm.weight"))
 
 
 def is_hidden_matrix(name: str) -> bool:
-    """Whether a parameter is a matrix of the encoder, so neither an embedding nor in a head."""
+    """Return whether a parameter is a matrix of the encoder. Embeddings and heads are not in the encoder."""
     return name.startswith("encoder.layers.") and has_decay(name)
 
 
-def _groups(named: Sequence[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
+def _groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
     """Group parameters by weight decay and number of matrices."""
-    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
-    for name, parameter in named:
-        num_matrices = 3 if name.endswith("query_key_value.weight") else 1
-        groups.setdefault((has_decay(name), num_matrices), []).append(parameter)
-    return [
-        {
-            "params": params,
-            "weight_decay": config.weight_decay if decays else 0.0,
-            "trust_ratio": decays,
-            "matrices": number,
-        }
-        for (decays, number), params in groups.items()
-    ]
+    groups: dict[tuple[bool, int], dict[str, Any]] = {}
+    for name, parameter in named.items():
+        decays, num_matrices = has_decay(name), 3 if name.endswith("query_key_value.weight") else 1
+        weight_decay = config.weight_decay if decays else 0.0
+        new = {"params": [], "weight_decay": weight_decay, "trust_ratio": decays, "matrices": num_matrices}
+        groups.setdefault((decays, num_matrices), new)["params"].append(parameter)
+    return list(groups.values())
 
 
 class Lamb(torch.optim.Optimizer):
@@ -104,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; no parameter or state changes if `found_inf` is 1."""
+        """Update each parameter that has a gradient. If `found_inf` is 1, no parameter or state changes."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -148,15 +141,15 @@ def _skip(found_inf: Tensor | None, parameters: list[Tensor]) -> Tensor:
 
 
 def _gradients(parameters: list[Tensor], skip: Tensor) -> Any:
-    """Zero the gradients in place if the step is skipped, and return them; callers then keep the moments."""
-    # Multiplied as integers, because 0 * inf is NaN. `torch.where` would be a launch per parameter.
+    """Return the gradients, set to zero in place if the step is skipped."""
+    # Multiply bits as integers, because 0 * inf is NaN. `torch.where` would need one launch per parameter.
     gradients: list[Any] = [parameter.grad for parameter in parameters]
     torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
     return gradients
 
 
 def _bias_correction(beta: float, count: Tensor) -> Tensor:
-    """Return 1 - beta ** count, (), by `expm1`, since the difference is inaccurate in fp32 if beta is near 1."""
+    """Return 1 - beta ** count, (), with `expm1`, because the difference is inaccurate in fp32 for beta near 1."""
     return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
 
 
@@ -165,12 +158,12 @@ def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_m
     old, new = ([part for each in tensors for part in each.chunk(num_matrices)] for tensors in (weights, directions))
     old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
-    # A launch per matrix: PyTorch's fused version accepts only scalars on the host.
+    # This launches one kernel per matrix: PyTorch's fused version accepts only scalars on the host.
     torch._foreach_mul_(new, torch.where(usable, old_norms / new_norms, 1.0).unbind())
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon over groups that differ only in `matrices`, the number of matrices stacked in each parameter."""
+    """Muon for groups that differ only in `matrices`, the number of matrices stacked in each parameter."""
 
     found_inf: Tensor | None = None
 
@@ -180,7 +173,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; no parameter or state changes if `found_inf` is 1."""
+        """Update each parameter that has a gradient. If `found_inf` is 1, no parameter or state changes."""
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for group in self.param_groups:
             for weight in group["params"]:
@@ -193,15 +186,15 @@ class Muon(torch.optim.Optimizer):
         self._apply_momentum(all_weights, group["momentum"], skip)
         torch._foreach_mul_(all_weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
         for (height, width), weights in by_shape.items():
-            # At most 2 ** 25 weights are orthogonalized together, or one parameter if it is larger.
+            # Orthogonalize at most 2 ** 25 weights together, or one parameter if it is larger.
             num_together = max(1, 2**25 // max(weight.numel() for weight in weights))
-            # The root mean square of AdamW's typical update (Liu et al., 2025, section 2.2).
+            # Scale to the root mean square of AdamW's typical update, 0.2 (Liu et al., 2025, section 2.2).
             factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
             for begin in range(0, len(weights), num_together):
                 _update(weights[begin : begin + num_together], height, width, factor)
 
     def _apply_momentum(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
-        """Update the momentum, and replace the gradients by Nesterov's."""
+        """Update the momentum, and replace the gradients by those of Nesterov momentum."""
         gradients = _gradients(weights, skip)
         for weight in weights:
             if not self.state[weight]:
@@ -213,7 +206,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
-    """Add `factor`, (), times the orthogonalized gradients to parameters of matrices of one shape."""
+    """Add `factor`, (), times the orthogonalized gradients to parameters that stack (height, width) matrices."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
     torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
@@ -222,12 +215,12 @@ def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> N
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return approximately the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
+    """Approximate the nearest matrices with orthonormal rows or columns, (matrices, height, width), in bf16.
 
-    Five Newton–Schulz iterations, which consist of matrix products. A CPU without bf16 instructions computes them in
+    Run five Newton–Schulz iterations, which consist of matrix products. A CPU without bf16 instructions runs them in
     fp32, because emulated bf16 would take most of a step.
     """
-    # Coefficients of a quintic polynomial (Jordan, 2024), steep at 0; singular values end between 0.5 and 1.5.
+    # Coefficients of a quintic polynomial (Jordan, 2024). It brings singular values to between 0.5 and 1.5.
     a, b, c = 3.4445, -4.7750, 2.0315
     is_emulated = matrices.device.type == "cpu" and not cores.cpu_bf16_feature()
     current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)

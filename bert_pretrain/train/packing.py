@@ -1,7 +1,7 @@
-"""Division of a global batch into packed micro-batches.
+"""Divide a global batch into packed micro-batches.
 
-A packed micro-batch is a concatenation of sequences without padding, perhaps followed by a tail of dummy sequences that
-rounds up its shape. The division into micro-batches changes speed and memory, not the gradient.
+A packed micro-batch is a concatenation of sequences without padding. A tail of dummy sequences may round up its shape.
+The division into micro-batches affects speed and memory, not the gradient.
 """
 
 import itertools
@@ -17,15 +17,15 @@ from torch import Tensor
 from bert_pretrain.examples.examples import Examples, concatenate
 from bert_pretrain.text import ragged
 
-MAX_DUMMY_SHARE = 0.02  # of a micro-batch's tokens that a tail may add
+MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
 IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy`
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed micro-batch, perhaps with a tail of dummy sequences.
+    """A packed micro-batch, which may end with a tail of dummy sequences.
 
-    The model drops its outputs for the tail or, with static shapes, the labels of the tail are `IGNORED`.
+    With static shapes, the labels of the tail are `IGNORED`. Otherwise the tail has no labels, and outputs are cut off.
     """
 
     input_ids: Tensor  # (tokens,) int64
@@ -36,7 +36,7 @@ class Batch:
     masked_labels: Tensor  # (masked,) int64
     next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
-    num_tokens: int  # this and the next two without the tail
+    num_tokens: int  # without the tail, as the next two
     num_sequences: int
     num_predictions: int
 
@@ -52,7 +52,7 @@ class Batch:
         return self.with_tensors(Tensor.pin_memory)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by field name."""
+        """Return the fields that are tensors, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -83,7 +83,7 @@ class GlobalBatch:
 class ShapeMultiples:
     """Multiples to which the sizes of a micro-batch are rounded up, so that few distinct shapes occur in a run.
 
-    `torch.compile` generates code for each shape, and so does oneDNN for 16-bit products on CPU, 0.5 MB each.
+    `torch.compile` generates code for each shape. So does oneDNN for 16-bit products on CPU, 0.5 MB per shape.
     """
 
     tokens: int
@@ -99,26 +99,20 @@ class ShapeMultiples:
 
     @staticmethod
     def for_equal_shares(num_examples: int, num_shares: int, max_seqlen: int, mean_tokens: float) -> "ShapeMultiples":
-        """Return the multiples for `assign_evenly`, with constant number of sequences and `max_seqlen`.
+        """Return the multiples for `assign_evenly`, with a constant number of sequences and `max_seqlen`.
 
-        `mean_tokens` is the mean length of an example in all the data, so that every step has the same multiples.
+        `mean_tokens` is the mean length of all examples of the data, so that every step has the same multiples.
         """
         expected_tokens = mean_tokens * num_examples / num_shares
         unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
         num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
-        # A tenth of the masked tokens at 15 %. Counts vary by a few percent, so most are rounded to one value.
+        # A tenth of the masked tokens at 15 %. Their number varies by a few percent, so most steps round up alike.
         masked = _power_of_two(0.015 * expected_tokens)
         return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
 
 
-def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
-    """Divide a global batch by `assign_by_length` and return one rank's micro-batches, without tails."""
-    assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank, num_ranks)
-    return global_batch_of([(examples, np.arange(len(examples)))], assigned)
-
-
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each of a rank's micro-batches, with at most `micro_batch_tokens` or one example each.
+    """Return the rows of each of a rank's micro-batches, which have at most `micro_batch_tokens` or one example.
 
     Ranks get similar numbers of tokens. Micro-batches have examples of similar length, so padded attention pads little.
     """
@@ -131,9 +125,9 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each of a rank's micro-batches, all with about the same number of tokens and examples.
+    """Return the rows of each of a rank's micro-batches, which have about equal numbers of tokens and examples.
 
-    All micro-batches get examples of all lengths, so that `torch.compile` sees few shapes.
+    Each micro-batch gets examples of all lengths, so that `torch.compile` sees few shapes.
     """
     num_micro_batches = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
     while num_micro_batches * num_ranks < len(lengths):
@@ -172,7 +166,7 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
 
 
 def _min_tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
-    """Return how many sequences hold any tail: one token each, plus up to `unit_tokens` - 1 shared tokens."""
+    """Return a number of sequences that can hold any tail: one token each, and up to `unit_tokens` - 1 more in all."""
     return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
 
 
@@ -186,7 +180,7 @@ def _power_of_two(number: float) -> int:
 
 
 def _snake_deal(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
-    """Sort rows by length and deal them to shares first to last, then last to first, and so on."""
+    """Sort rows by length and deal them to shares from first to last, then from last to first, and repeat."""
     order = np.argsort(lengths, kind="stable")
     turns = np.arange(len(order)) % (2 * num_shares)
     owner = np.minimum(turns, 2 * num_shares - 1 - turns)
@@ -194,16 +188,16 @@ def _snake_deal(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
 
 
 def lengths_of(parts: Sequence[tuple[Examples, np.ndarray]]) -> np.ndarray:
-    """Return the length of each example in a global batch, given as (shard, rows) parts."""
+    """Return the lengths of the examples of a global batch, given as (shard, rows) parts."""
     return np.concatenate([shard.lengths[rows] for shard, rows in parts])
 
 
 def global_batch_of(
     parts: Sequence[tuple[Examples, np.ndarray]], assigned: list[np.ndarray], multiples: ShapeMultiples | None = None
 ) -> GlobalBatch:
-    """Pack one rank's micro-batches, and count over the whole global batch.
+    """Pack one rank's micro-batches, with counts of the whole global batch.
 
-    `parts` are the (shard, rows) parts of the global batch. Only the `assigned` rows are copied.
+    `parts` are the (shard, rows) parts of the global batch. `assigned` has the rows of each micro-batch.
     """
     local_rows = np.sort(np.concatenate(assigned))
     examples = _take(parts, local_rows)
@@ -222,7 +216,7 @@ def global_batch_of(
 
 
 def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
-    """Return the examples of `wanted` rows, in ascending order, of a global batch given as (shard, rows) parts."""
+    """Return the examples of a global batch, given as (shard, rows) parts, in the `wanted`, ascending rows."""
     bounds = np.searchsorted(wanted, ragged.offsets_of(np.array([len(rows) for _, rows in parts])))
     first, taken = 0, []
     for (shard, rows), (begin, end) in zip(parts, itertools.pairwise(bounds), strict=True):

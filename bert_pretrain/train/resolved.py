@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
-from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import read_json, remove_temporaries
@@ -17,6 +17,7 @@ from bert_pretrain.model.folder import check_model, damage_of_model, read_config
 from bert_pretrain.model.hub import model_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary, match_vocabulary
+from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint, open_checkpoint
@@ -40,7 +41,7 @@ MASKING = {"static": "stored in the data", "dynamic": "drawn in every epoch"}
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every choice made for this machine and data."""
+    """A run, with all choices made for this machine and data."""
 
     config: Config
     data: DataFolder
@@ -73,7 +74,7 @@ class ResolvedRun:
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 %."""
+        """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 % of it."""
         seconds = self.length.seconds
         if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
             return False
@@ -95,7 +96,7 @@ def resolve_run(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
 ) -> ResolvedRun:
-    """Make the choices that a configuration leaves open; its inputs have passed `check_inputs`."""
+    """Make the choices that a configuration leaves open. The inputs must have passed `check_inputs`."""
     train, tokenizer = config.train, data.tokenizer()
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
@@ -144,7 +145,7 @@ def resolve_run(
 
 
 def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
-    """Open the checkpoint of `--carry-optimizer`; raise `ConfigError` if its optimizer state does not fit the run."""
+    """Open the checkpoint of `--carry-optimizer`. Raise `ConfigError` if its optimizer state does not fit the run."""
     checkpoint = open_checkpoint(init_from, "--init-from")
     old, new = checkpoint.record[PRETRAINING]["optimizer"], config.train.optimizer
     if length.is_over(checkpoint.step, 0.0):
@@ -198,7 +199,7 @@ def _describe_length(run: ResolvedRun) -> str:
 def find_progress(
     run: ResolvedRun, progress: manifest.Progress, *, resume: bool, changes: bool
 ) -> tuple[bool, Checkpoint | None]:
-    """Return whether a run is finished and, if not, its newest checkpoint; a dry run is without `changes`."""
+    """Return whether a run is finished and, if not, its newest checkpoint. Write files only with `changes`."""
     folder, length = run.output / "checkpoints", run.length
     is_complete = progress is manifest.Progress.COMPLETE
     if is_complete and _is_up_to_date(run):
@@ -226,7 +227,7 @@ def find_progress(
 
 
 def _is_up_to_date(run: ResolvedRun) -> bool:
-    """Return whether a finished run has the required length and an intact model; print the result."""
+    """Return whether a finished run has the required length and an intact model, and print the result."""
     record, length, model = read_json(run.output / manifest.MANIFEST), run.length, run.output / "model"
     step, seconds = int(record["progress"]["step"]), float(record["progress"]["wall_seconds"])
     old_length = Length(**record["length"])
@@ -238,6 +239,10 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
     if damage := damage_of_model(model):
         print(f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint")
         return False
+    try:
+        read_metrics(run.output)
+    except DataError as error:  # the model does not need them
+        print(f"warning: {error}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 
@@ -249,7 +254,7 @@ def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
-    """Return the run with the micro-batch size of its checkpoint, which affects rounding, if it fits this device."""
+    """Return the run with its checkpoint's micro-batch size, if it fits this device, so that results are bit-equal."""
     old_tokens = int(latest.record["micro_batch_tokens"])
     if run.config.train.micro_batch_tokens != "auto":
         return run

@@ -54,10 +54,10 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Under `torchrun`, every process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
-    `config`. `init_from` is any BERT folder; with `carry_optimizer` it is a checkpoint of this package, and training
-    continues its step and optimizer state. A `dry_run` only prints the plan and the time; `corpus_tokens` is the size
-    of the full corpus if `data` is a sample. SIGINT and SIGTERM raise `Interrupted` after a checkpoint is saved.
+    Under `torchrun`, each process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
+    `config`. `init_from` is any BERT folder. With `carry_optimizer`, it is a checkpoint of this package, and training
+    continues from its step and optimizer state. `dry_run` only prints the plan and the time; `corpus_tokens` is then
+    the size of the full corpus if `data` is a sample. SIGINT and SIGTERM save a checkpoint and raise `Interrupted`.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
@@ -133,7 +133,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         )  # fmt: skip
         try:
             fit(run, state, data, log, evaluate, checkpoints, evaluate_first=latest is None)
-        except Exception:  # let the writer finish the checkpoint that it is writing
+        except Exception:  # let the thread finish the checkpoint that it is writing
             with contextlib.suppress(Exception):
                 checkpoints.wait()
             raise
@@ -168,7 +168,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
         hardware.compile_layers(model)
     network = distributed.parallelize(losses, run.dist_context)
     loss_scale = LossScale.start(run.device) if run.precision.name == "fp16" else None
-    state = TrainState.start(model, network, make_optimizers(model, run.config.train), loss_scale)
+    state = TrainState(model, network, make_optimizers(model, run.config.train), loss_scale)
     if latest is not None:
         restore(state, latest)
         print(describe_resume(latest, run))
@@ -178,7 +178,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
-    """Build the model, with weights from the checkpoint, `--init-from` or the teacher, or random from the seed."""
+    """Build the model, with weights from the checkpoint or `--init-from`, or with new weights."""
     train, extension = run.config.train, run.extension
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
     if latest is not None:
@@ -204,7 +204,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         if run.teacher is not None:
             teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
             print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
-    if run.data.config.next_sentence == "none":  # without pairs, the loss uses neither
+    if run.data.config.next_sentence == "none":  # without pairs, the loss does not use these two
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
     model.encoder.activation_checkpointing = train.activation_checkpointing
@@ -212,7 +212,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
 
 
 def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
-    """Return the manifest entries that are known at the start; `Diagnosis` needs them for its hints."""
+    """Return the manifest entries that are known at the start. `Diagnosis` needs them for its hints."""
     data = run.data
     return {
         "length": asdict(run.length),

@@ -10,7 +10,7 @@ WSD_DECAY_SHARE = 0.1  # share of the run in which `wsd` decays, from MiniCPM (H
 
 @dataclass(frozen=True)
 class Length:
-    """Length of a run, in steps or in seconds; the other is None."""
+    """Length of a run, either in steps or in seconds. The other field is None."""
 
     steps: int | None
     seconds: float | None = None
@@ -19,7 +19,7 @@ class Length:
         return f"{self.steps:,} steps" if self.steps is not None else duration(self.seconds or 0.0)
 
     def is_over(self, step: int, seconds: float, reserve: float = 0.0) -> bool:
-        """Return whether a run ends now; `reserve` is the number of seconds needed after the last step."""
+        """Return whether a run ends now. `reserve` is the time for one more step and the end of the run, in seconds."""
         if self.steps is not None:
             return step >= self.steps
         return self.seconds is not None and seconds + reserve >= self.seconds
@@ -35,20 +35,20 @@ def run_length(config: TrainConfig, num_rows: int) -> Length:
 
 
 def schedule_steps(config: TrainConfig, steps: int) -> int:
-    """Return the length of the learning rate schedule, which is longer than `steps` if several phases share it."""
+    """Return the length of the learning rate schedule. It is longer than `steps` if several phases share it."""
     return max(steps, config.schedule_steps or 0)
 
 
 def warmup_steps(config: TrainConfig, steps: int) -> int:
-    """Return the warm-up steps of a schedule of `steps`."""
+    """Return the number of warm-up steps of a schedule of `steps` steps."""
     return config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of the next update, when `step` of `steps` updates are finished.
+    """Return the learning rate of the next update, after `step` of `steps` updates.
 
-    In the warm-up it rises linearly from `peak_lr / warmup` to `peak_lr`. Then `linear` and `cosine` fall to 0 at
-    `steps`; `wsd` is constant, then falls linearly.
+    The warm-up rises linearly from `peak_lr / warmup` to `peak_lr`. Then `linear` and `cosine` fall to 0 at `steps`.
+    `wsd` is constant and then falls linearly to 0.
     """
     steps = schedule_steps(config, steps)
     warmup = warmup_steps(config, steps)
@@ -65,7 +65,7 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     The schedule has the shape of `learning_rate`, over time instead of steps.
     """
     warmup = config.warmup_ratio * end
-    # Add one mean step, so that the first rate is above 0, as in `learning_rate`. Before the first step, assume 1 %.
+    # Add one mean step, so that the first rate is above 0. Assume 1 % of the warm-up before the first step.
     mean_step = seconds / step if step else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     left = max(end - max(seconds, warmup), 0.0)

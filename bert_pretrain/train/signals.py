@@ -1,8 +1,8 @@
 """Signals that stop training or save a checkpoint, and `status.json`, which reports how the last session ended.
 
-SIGINT and SIGTERM save a checkpoint after the current step and stop; SIGUSR1 saves one and continues. Scripts need
-`status.json` because torchrun exits with code 1 after every failure. The first rank writes it at the end of a session;
-it is missing while a session runs and after a kill.
+SIGINT and SIGTERM save a checkpoint after the current step and stop. SIGUSR1 saves one and continues. Scripts need
+`status.json` because torchrun exits with code 1 after every failure. The first rank writes the file at the end of a
+session. It is missing while a session runs and after SIGKILL.
 """
 
 import datetime
@@ -17,12 +17,12 @@ from bert_pretrain.io import manifest
 from bert_pretrain.io.files import STATUS, write_json
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-# A stop signal may arrive twice within this time: a cluster signals torchrun and its ranks, and torchrun forwards it.
+# Ignore repetitions within this time, because a cluster signals torchrun and its ranks, and torchrun forwards signals.
 REPEAT_SECONDS = 5.0
 
 
 class SignalRequests:
-    """A context that records signals, to be handled between steps. It does so only on the main thread.
+    """A context that records signals, which are then handled between steps. Outside the main thread it does nothing.
 
     A second stop signal, after `REPEAT_SECONDS`, goes to the previous handler.
     """
@@ -40,7 +40,7 @@ class SignalRequests:
             signal.signal(number, handler)
 
     def take(self) -> int:
-        """Return the stop signal, if any, else SIGUSR1 if it arrived since the last call, else 0."""
+        """Return the stop signal if there was one, else SIGUSR1 if it arrived since the last call, else 0."""
         saves, self._saves = self._saves, False
         return self._stop or (signal.SIGUSR1 if saves else 0)
 
@@ -58,13 +58,13 @@ class SignalRequests:
 
 
 def newest_step(run: Path) -> int:
-    """Return the step of the newest checkpoint of a run, or 0 without any."""
+    """Return the step of a run's newest checkpoint, or 0 if there is none."""
     names = (path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*"))
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def write_last_status(run: Path, exit_code: int, message: str) -> None:
-    """Write the status of a command, unless another one uses the folder."""
+    """Write the status of a command, unless another command uses the folder."""
     if not manifest.is_locked(run):
         write_status(run, exit_code, message)
 

@@ -16,18 +16,18 @@ from bert_pretrain.train.step import LossScale, StepSums
 class Progress:
     step: int = 0
     examples: int = 0
-    examples_before: int = 0  # the part of `examples` seen in other data before --carry-optimizer
+    examples_before: int = 0  # the part of `examples` that is from the other data before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
     wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
-    longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves these
+    longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves their sum
 
 
 @dataclass
 class IntervalCounts:
     """Counts kept on the host since the last log line.
 
-    `timed_` fields and `waited_seconds` leave out the first step after a start, which chooses or compiles kernels.
+    `timed_` fields and `waited_seconds` exclude the first step after a start, which chooses or compiles kernels.
     """
 
     steps: int = 0
@@ -42,22 +42,17 @@ class IntervalCounts:
 
 @dataclass
 class TrainState:
-    """Holds everything that changes during a run."""
+    """Everything that changes during a run."""
 
     model: BertForPreTraining
     network: nn.Module  # the model with its losses, wrapped by `distributed.parallelize`
     optimizers: Optimizers
     loss_scale: LossScale | None  # None unless the precision is fp16
-    sums: Tensor  # (10,): `StepSums` since the last log line
-    progress: Progress
-    interval: IntervalCounts
+    progress: Progress = field(default_factory=Progress)
+    interval: IntervalCounts = field(default_factory=IntervalCounts)
 
-    @staticmethod
-    def start(
-        model: BertForPreTraining, network: nn.Module, optimizers: Optimizers, loss_scale: LossScale | None
-    ) -> "TrainState":
-        device = next(model.parameters()).device
-        return TrainState(model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
+    def __post_init__(self) -> None:
+        self.sums = StepSums.zeros(next(self.model.parameters()).device)  # (10,): `StepSums` since the last log line
 
     @property
     def losses(self) -> nn.Module:
@@ -85,7 +80,7 @@ class TrainState:
         self.interval.waited_seconds += waited_seconds
 
     def start_interval(self) -> None:
-        self.sums[:-1].zero_()  # the last one, steps skipped in a row, continues
+        self.sums[:-1].zero_()  # keep the last one, `skipped_in_a_row`
         self.interval = IntervalCounts()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """One optimizer step, from gradients to updated weights.
 
-Nothing here waits for the device. The check for non-finite gradients, the skip of such a step and the sums of the
-metrics all stay on the device, and the sums are read only when a log line is due.
+Nothing here waits for the device. Checking for non-finite gradients, skipping such a step and summing the metrics all
+happen on the device. The sums are read only when a log line is due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ class LossScale:
         return LossScale(torch.tensor(2.0**16, device=device), torch.tensor(0, dtype=torch.int32, device=device))
 
     def update(self, overflowed: Tensor) -> None:
-        """Halve the scale after an overflow; double it after `LOSS_SCALE_GROWTH_STEPS` steps without one."""
+        """Halve the scale after an overflow. Double it after `LOSS_SCALE_GROWTH_STEPS` steps without an overflow."""
         good_steps = torch.where(overflowed, 0, self.good_steps + 1)
         grows = good_steps >= LOSS_SCALE_GROWTH_STEPS
         self.scale.mul_(torch.where(overflowed, 0.5, torch.where(grows, 2.0, 1.0)))
@@ -44,11 +44,11 @@ Value = TypeVar("Value", Tensor, float)
 
 
 class DoesNotFit(Exception):
-    """Raised when a micro-batch needs more memory than the device has; only gradients have changed by then."""
+    """Raised when a micro-batch needs more memory than the device has. Only gradients have changed before."""
 
 
 class StepSums(NamedTuple, Generic[Value]):
-    """Metrics of one step, or their sums since the last log line; on the device they are one tensor, (10,)."""
+    """Metrics of one step, or their sums since the last log line. On the device they are one tensor, (10,)."""
 
     mlm_loss: Value
     nsp_loss: Value
@@ -63,12 +63,12 @@ class StepSums(NamedTuple, Generic[Value]):
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
-        """Return empty sums, (10,), in float64, in which counts are exact."""
+        """Return zero sums, (10,), in float64, so that counts are exact."""
         return torch.zeros(len(StepSums._fields), dtype=torch.float64, device=device)
 
     @staticmethod
     def read(sums: Tensor) -> "StepSums[float]":
-        """Copy the sums to the host, which waits for the device."""
+        """Copy the sums to the host. Wait for the device."""
         return StepSums(*sums.tolist())
 
 
@@ -90,9 +90,9 @@ def train_step(
     """Update the weights with one global batch and add its metrics to `sums`, (10,), see `StepSums`.
 
     `network` is a `PretrainingLoss` wrapped by `distributed.parallelize`; `batch` is this rank's share. The sums are
-    the same on all ranks; a skipped step only adds to the two `skipped` sums. `step` is the number of finished
-    steps: `seed`, `step` and the index of a micro-batch over all ranks determine its dropout masks. `max_grad_norm`
-    bounds the 2-norm. `graphs`, if given, runs a step of one micro-batch as a CUDA graph where possible.
+    the same on all ranks. A skipped step only adds to the two `skipped` sums. `step` is the number of finished steps.
+    `seed`, `step` and the index of a micro-batch over all ranks determine its dropout masks. `max_grad_norm` bounds the
+    2-norm of the gradients. `graphs` runs a step of one micro-batch as a CUDA graph if possible.
     """
 
     def seeded() -> Iterator[Batch]:
@@ -118,7 +118,7 @@ def train_step(
     changed = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
     if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), changed):
         return
-    # `new_full` fills on the device; `torch.tensor` would copy from the host, and wait.
+    # `new_full` fills on the device. `torch.tensor` would copy from the host and wait.
     counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
     compute(seeded(), torch.stack(counts), learning_rate)
     if graphs is not None:
@@ -134,13 +134,13 @@ def _add_gradients(
     loss_scale: LossScale | None,
     dist_context: DistContext,
 ) -> list[LossSums]:
-    """Accumulate gradients over micro-batches; losses are divided by `counts`, (2,), of predictions and pairs."""
+    """Accumulate gradients over micro-batches. Divide losses by `counts`, (2,), of predictions and pairs."""
     num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
     # DDP averages gradients over ranks, but the losses of ranks must be summed.
     scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
     parts: list[LossSums] = []
-    # One autocast region covers all micro-batches, so that each weight is cast once a step (once per micro-batch where
-    # layers are compiled). The inner region turns autocast off for the backward pass but keeps the cached casts.
+    # One autocast region covers all micro-batches, so that each weight is cast once per step (per micro-batch if layers
+    # are compiled). The inner region disables autocast for the backward pass but keeps the cached casts.
     with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
         for micro_batch in micro_batches:
             with gradient_sync(network, is_last=len(parts) == num_micro_batches - 1):
@@ -156,7 +156,7 @@ def _add_gradients(
 
 
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
-    """Undo loss scaling and clip the gradients; return their unscaled 2-norm before clipping."""
+    """Undo loss scaling and clip the gradients. Return their unscaled 2-norm before clipping."""
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if loss_scale is not None:
@@ -170,7 +170,7 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 @torch.no_grad()
 def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
-    """Return the metrics of a step, as if it were not skipped."""
+    """Return the metrics of a step that is not skipped."""
     totals = torch.stack([value.to(counts.dtype) for part in parts for value in part]).view(len(parts), -1).sum(dim=0)
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).unbind()
     predictions, pairs = counts.unbind()
@@ -184,7 +184,7 @@ def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_cont
 
 @torch.no_grad()
 def _add_metrics(sums: Tensor, metrics: StepSums[Tensor], is_finite: Tensor) -> None:
-    """Add a step's metrics to the sums, or only count the step as skipped."""
+    """Add a step's metrics to the sums. If they are not finite, only count the step as skipped."""
     zero, one = metrics.skipped, torch.ones_like(metrics.skipped)
     if_skipped = StepSums(*[zero] * len(metrics))._replace(skipped=one, skipped_in_a_row=one)
     sums += torch.where(is_finite, torch.stack(metrics), torch.stack(if_skipped))

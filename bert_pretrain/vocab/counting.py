@@ -23,7 +23,7 @@ from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer, bert_pre_tokenizer
 
 HELD_OUT_SHARE = 0.01
-MAX_DISTINCT = 1 << 21  # distinct chunks, which take about 300 MB
+MAX_DISTINCT = 1 << 21  # number of distinct chunks; they take about 300 MB
 MAX_DISTINCT_BYTES = 1 << 27
 _BLOCK_BYTES = 4 << 20
 
@@ -37,7 +37,7 @@ class Counts:
     documents: int = 0
     repairs_and_drops: Counter[str] = field(default_factory=Counter)
     dropped_occurrences: int = 0  # of rare chunks, dropped to bound memory
-    undercount: int = 0  # maximum number of dropped occurrences of any one chunk
+    undercount: int = 0  # maximum number of dropped occurrences of a single chunk
 
     def add(self, other: "Counts") -> None:
         """Add the counts of more text. The result depends on the order of the calls."""
@@ -61,7 +61,7 @@ class Counts:
         return cls(Counter(training), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
 
     def _prune(self) -> None:
-        """Drop rare chunks, to half of `MAX_DISTINCT` or `MAX_DISTINCT_BYTES`, if there are more."""
+        """Drop rare chunks above `MAX_DISTINCT` or `MAX_DISTINCT_BYTES`, and keep at most half of this maximum."""
         for counter in (self.training, self.held_out):
             num_bytes = sum(map(len, counter))
             max_chunks = min(MAX_DISTINCT, max(2, MAX_DISTINCT_BYTES * len(counter) // max(1, num_bytes)))
@@ -74,8 +74,8 @@ class Counts:
             self.undercount += max_dropped_count
 
 
-class _Counter:
-    """Counts the chunks of blocks of text by their numbers in a table, and adds the sums to `counts` if it is full."""
+class _ChunkCounter:
+    """Counts the chunks of blocks of text by their numbers in a table. Adds the table to `counts` when it is full."""
 
     def __init__(self, config: VocabConfig, counts: Counts) -> None:
         self._config = config
@@ -109,9 +109,9 @@ class _Counter:
 
 
 def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Config) -> Counts:
-    """Count the chunks of numbered groups of byte ranges. Hold out about one document in a hundred."""
+    """Count the chunks of numbered groups of byte ranges. Count 1 % of the documents, at random, as held out."""
     counts = Counts()
-    counter = _Counter(config.vocab, counts)
+    counter = _ChunkCounter(config.vocab, counts)
     for number, parts in groups:
         rng = stream(config.vocab.seed, "held out", group=number)
         blocks: dict[bool, list[bytes]] = {False: [], True: []}
@@ -135,23 +135,21 @@ def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Conf
     return counts
 
 
-def count_words(
-    chunk_counts: Mapping[bytes, int], config: VocabConfig, *, split_clusters: bool = False
-) -> Counter[str]:
+def count_words(chunks: Mapping[bytes, int], config: VocabConfig, *, split_clusters: bool = False) -> Counter[str]:
     """Normalize counted chunks and split them into counted words as BERT does.
 
-    Whole-word vocabularies keep words unchanged. With `split_clusters`, clusters of scripts without blanks are words.
+    Words of whole-word vocabularies are unchanged. With `split_clusters`, a cluster of an unspaced script is a word.
     """
     words: Counter[str] = Counter()
     if config.tokens == "words":
         white_space = pre_tokenizers.WhitespaceSplit()
-        for chunk, count in chunk_counts.items():
+        for chunk, count in chunks.items():
             for word, _ in white_space.pre_tokenize_str(chunk.decode()):
                 words[word] += count
         return words
     normalizer = bert_normalizer(**config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
     pre_tokenizer = bert_pre_tokenizer(split_clusters=split_clusters)
-    for chunk, count in chunk_counts.items():
+    for chunk, count in chunks.items():
         if chunk.isalnum():  # ASCII letters and digits: one word that needs no clean-up
             words[(chunk.lower() if config.lowercase else chunk).decode()] += count
             continue

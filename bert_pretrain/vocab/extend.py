@@ -1,7 +1,7 @@
 """Extension of an existing vocabulary by the words of a domain, in its unused slots and after its last token.
 
-Missing characters are added first, as every word that contains one is [UNK], then the words that save the most pieces.
-Savings are computed once with the old pieces, although an added word may also change how longer words are split.
+Missing characters are added first, because every word with a missing character is [UNK]. Then the words that save the
+most pieces are added. Savings are computed only once, although an added word may change how longer words are split.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ def extend_vocabulary(
 ) -> tuple[Tokenizer, list[dict[str, Any]]]:
     """Return the extended tokenizer and its new tokens, each with `token`, `id`, old `pieces` and `count`.
 
-    The count is the number of occurrences of a word, or of words that are [UNK] because a character is missing. Words
-    must be normalized by the old tokenizer. `add_tokens` is the maximum number of tokens, by default all unused slots.
+    `words` must be normalized by `old`. At most `add_tokens` tokens are added, by default one for each unused slot. The
+    `count` of a new word is its count in `words`. The `count` of a new character is its count in words that are [UNK].
     """
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
@@ -28,8 +28,7 @@ def extend_vocabulary(
         what = f"the vocabulary of {old.folder} has no unused slots"
         remedy = "set the number of tokens to add at its end, for example --add-tokens 1000"
         raise ConfigError(what, where="vocab.add_tokens", remedy=remedy)
-    characters = missing_characters(words, old, min_frequency)[:room]
-    chosen: dict[str, int] = dict(characters)
+    chosen = dict(missing_characters(words, old, min_frequency)[:room])
     for word, count in _split_words(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):
         if len(chosen) >= room:
             break
@@ -46,9 +45,9 @@ def extend_vocabulary(
 
 
 def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
-    """Return the counts of the characters, as tokens `c` or `##c`, that make words [UNK], most frequent first.
+    """Return the missing characters of words that are [UNK], as tokens `c` or `##c`, with counts, by falling count.
 
-    Stop when 99.99 % of the text's characters are covered, as in a new vocabulary.
+    Stop if 99.99 % of the text's characters are covered, as in a new vocabulary, or at counts below `min_frequency`.
     """
     known = set(old.tokens)
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
@@ -73,7 +72,7 @@ def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: 
 
 
 def _split_words(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
-    """Yield the words that a vocabulary splits, with their counts, by how many pieces they would save, most first.
+    """Yield the words that a vocabulary splits, and their counts, by falling number of saved pieces.
 
     A word that is [UNK] because of a rare character counts as two pieces.
     """
@@ -85,7 +84,7 @@ def _split_words(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: 
     }
     backend = tokenizer.backend
     for word in sorted(saved, key=lambda word: (-saved[word], word)):
-        # Words that normalization or pre-tokenization changes would never be matched.
+        # A word that normalization or pre-tokenization changes can never be matched.
         normalized = backend.normalizer.normalize_str(word)
         if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)] == [word]:
             yield word, words[word]

@@ -1,7 +1,7 @@
 """Normalization of counted chunks to counted words, by rules that depend on the language.
 
 `vocab.lowercase: null` is resolved from the language, and `vocab.strip_accents: null` from the language and the counts.
-The losses of normalization are reported.
+The effects of the normalization on words are reported.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ class NormalizedWords:
 
 
 def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer | None) -> NormalizedWords:
-    """Normalize counted chunks to words. If a vocabulary is extended, `old` is its tokenizer and sets the rules."""
+    """Normalize counted chunks to counted words. For an extension, `old` is the old tokenizer and sets the rules."""
     if config.tokens == "words":
         training, held_out = (count_words(chunks, config) for chunks in (counts.training, counts.held_out))
         return NormalizedWords(training, held_out, config, False, {})
@@ -62,9 +62,8 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     keeps = keeps_accents(loss, language) if lowercase else language_decides
     if old is None and config.strip_accents is None and keeps:
         config, strips = keeping, False
-    if config is keeping and not split_clusters:
-        training = with_accents
-    else:
+    training = with_accents
+    if strips or split_clusters:
         training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
     removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})

@@ -1,7 +1,7 @@
 """Stage 1, `vocab`: raw text to a tokenizer folder that opens in `transformers`.
 
-All cores count the chunks of the text in one pass. From the counts, a vocabulary is trained, whole words are chosen, or
-an existing vocabulary is extended. Its metrics are computed on held-out documents.
+All cores count the chunks of the text in one pass. From the counts, a WordPiece vocabulary is trained, whole words are
+chosen, or an existing vocabulary is extended. Metrics are computed on held-out documents.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.normalized import NormalizedWords, normalize
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
-MAX_TASKS = 256  # of counting; each task keeps a single table of counts
+MAX_TASKS = 256  # maximum number of counting tasks; each of them has a table of counts
 FILES_PER_MERGE = 4
 
 
@@ -103,7 +103,7 @@ def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
 
 
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
-    """Return the settings that affect the vocabulary, and the hash of the old one."""
+    """Return the settings that affect the vocabulary, and the hash of the old tokenizer."""
     if old is None:
         return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
     used = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
@@ -163,7 +163,7 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
 
 
 def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
-    """Merge files of counts in parallel, as a tree of groups of `FILES_PER_MERGE`, and delete the files."""
+    """Merge files of counts in parallel, as a tree of groups of `FILES_PER_MERGE` files. Delete merged files."""
     while len(files) > FILES_PER_MERGE:
         groups = [files[first : first + FILES_PER_MERGE] for first in range(0, len(files), FILES_PER_MERGE)]
         tasks = [(group[0].with_name(f"{group[0].name}+"), group) for group in groups]
@@ -199,7 +199,7 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
 
 
 def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a new vocabulary, and metrics of its alphabet or words for the manifest."""
+    """Return the tokenizer of a new vocabulary, and metrics of its alphabet or words for the manifest."""
     words, vocab = normalized.training, normalized.config
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
@@ -217,10 +217,9 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
         "left_out": len(alphabet.left_out),
         "most_frequent_left_out": alphabet.left_out[:50],
     }
-    print(
-        f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {len(alphabet.left_out):,} "
-        f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
-    )
+    examples = f": {' '.join(alphabet.left_out[:10])}" if alphabet.left_out else ""
+    rarer = f"{len(alphabet.left_out):,} rarer ones left out{examples}"
+    print(f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {rarer}")
     return tokenizer, {"alphabet": metrics, "words_seen_from_count": int(divisor / 2) + 1}
 
 
@@ -236,7 +235,7 @@ def _max_text_tokens(config: Config) -> int:
 
 
 def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return the extended vocabulary, and the new tokens for the manifest."""
+    """Return the tokenizer of the extended vocabulary, and the new tokens for the manifest."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
         remedy = f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})"
@@ -250,7 +249,7 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
-    """Return the shares of words, characters and tokens that are [UNK], and the mean number of pieces per word."""
+    """Return the shares of words, characters and tokens that are [UNK], and the mean number of tokens per word."""
     pieces = unk_words = characters = unk_characters = 0
     for (word, count), ids in zip(words.items(), tokenizer.encode_texts(list(words)), strict=True):
         pieces += len(ids) * count

@@ -1,8 +1,8 @@
 """Training of a vocabulary of pieces or whole words from counted words, with the same result on every machine.
 
-`tokenizers` chooses the merges. It orders the alphabet at random, so the alphabet is registered first. It does not
-accept counts, so each word is repeated by its count. Large counts are scaled down, which also prevents an overflow of
-its 32-bit pair counts.
+`tokenizers` chooses the merges. It orders the alphabet at random, so the alphabet is registered as special tokens. It
+does not accept counts, so each word is repeated by its count. Large counts are scaled down, which also prevents an
+overflow of its 32-bit pair counts.
 """
 
 import math
@@ -32,15 +32,12 @@ def special_tokens(unused_tokens: int) -> list[str]:
 def choose_words(words: Mapping[str, int], config: VocabConfig) -> list[str]:
     """Return a vocabulary of whole words: special tokens, then words, most frequent first.
 
-    Exclude words that occur less than `config.min_frequency` times, look like a special token, contain control
-    characters or are too long for a token.
+    Exclude words that occur fewer than `config.min_frequency` times, are equal to a special token or unused slot,
+    contain control characters, or are too long for a token.
     """
     special = special_tokens(config.unused_tokens)
-    kept = [
-        word
-        for word, count in words.items()
-        if count >= config.min_frequency and is_storable(word) and not is_reserved(word)
-    ]
+    frequent = [word for word, count in words.items() if count >= config.min_frequency]
+    kept = [word for word in frequent if is_storable(word) and not is_reserved(word)]
     kept.sort(key=lambda word: (-words[word], word))
     return [*special, *kept[: config.size - len(special)]]
 
@@ -61,7 +58,7 @@ class Alphabet:
 
 
 def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> Alphabet:
-    """Choose the `limit` most frequent characters, or by default all ASCII and enough to cover 99.99 % of the text.
+    """Choose the `limit` most frequent characters; by default, enough to cover 99.99 % of the text, and all ASCII.
 
     `words` are normalized. `room` is the maximum number of tokens of the alphabet, including `##` forms.
     """
@@ -121,14 +118,9 @@ def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabC
 
 
 def trainable(words: Mapping[str, int], alphabet: Alphabet) -> tuple[dict[str, int], float]:
-    """Return the words in the alphabet's characters, with counts scaled to a total of at most `MAX_REPLAYED_WORDS`.
-
-    Also return the divisor of the counts.
-    """
-    members = set(alphabet.characters)
-    kept = {
-        word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS and members.issuperset(word)
-    }
+    """Return the words of the alphabet, with counts scaled to about `MAX_REPLAYED_WORDS` in all, and the divisor."""
+    known = set(alphabet.characters)
+    kept = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS and known.issuperset(word)}
     total = sum(kept.values())
     if total <= MAX_REPLAYED_WORDS:
         return kept, 1.0
@@ -137,9 +129,7 @@ def trainable(words: Mapping[str, int], alphabet: Alphabet) -> tuple[dict[str, i
 
 
 def _replay(words: Mapping[str, int]) -> Iterator[str]:
+    """Yield each word as often as it is counted, in lines of bounded length."""
     for word in sorted(words):
-        full, rest = divmod(words[word], _WORDS_PER_LINE)
-        line = f"{word} "
-        for _ in range(full):
-            yield line * _WORDS_PER_LINE
-        yield line * rest
+        for first in range(0, words[word], _WORDS_PER_LINE):
+            yield f"{word} " * min(_WORDS_PER_LINE, words[word] - first)

@@ -81,7 +81,7 @@ def make_state(
         hardware.compile_layers(model, backend, strict=True)
     scale = LossScale.start(CUDA) if config.train.precision == "fp16" else None
     network = PretrainingLoss(model, compiled=backend is not None)
-    return TrainState.start(model, network, make_optimizers(model, config.train), scale)
+    return TrainState(model, network, make_optimizers(model, config.train), scale)
 
 
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:

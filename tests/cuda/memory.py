@@ -10,10 +10,11 @@ from torch.utils._pytree import tree_iter
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
-from bert_pretrain.train.hardware import DTYPES, estimate_memory
+from bert_pretrain.train.hardware import DTYPES
 from bert_pretrain.train.packing import Batch, GlobalBatch
 from tests.cuda.fake_cuda import fake_cuda, fake_global_batch, make_state
 from tests.cuda.traces import run_step
+from tests.train.conftest import estimate_memory
 
 VOCAB_SIZE = 30522
 MASKED_SHARE = 0.15

@@ -25,6 +25,12 @@ LOW, HIGH = MADE.training.forecast.mlm_loss
 EXPECTED = sum(MADE.training.forecast.nsp_accuracy) / 2
 
 
+def planned(inputs: list[str], seconds: float, output: Path, settings: list[str] | None = None, **options) -> Config:
+    """Return the planned configuration for inputs and a time, as `run auto` asks for it."""
+    asked = load_config(None, settings or (), {"inputs": ("INPUT", inputs), "time": ("--time", seconds)})
+    return auto.planned_config(asked, output, settings=settings or (), **options)
+
+
 @pytest.fixture
 def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A machine of known speed; returns the seconds that its calibrations were allowed to take."""
@@ -35,7 +41,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, fast_machine) -> None:
     inputs, seed = [str(english_text)], ["train.seed=7"]
-    config = auto.planned_config(inputs, 150.0, tmp_path, settings=seed)
+    config = planned(inputs, 150.0, tmp_path, seed)
     text = (tmp_path / "plan.yaml").read_text()
     low, high = json.loads((tmp_path / "forecast.json").read_text())["mlm_loss"]
     assert f"{low:.2f} to {high:.2f} nats" in text
@@ -45,10 +51,10 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, f
     keys = [line for line in text.splitlines() if line.startswith("  ")]
     assert keys
     assert all("  # " in line for line in keys)
-    assert auto.planned_config(inputs, 150.0, tmp_path, settings=seed) == config
+    assert planned(inputs, 150.0, tmp_path, seed) == config
     assert fast_machine == [pytest.approx(7.5)]
     with pytest.raises(ConfigError, match="inputs"):
-        auto.planned_config(["other.txt"], 150.0, tmp_path)
+        planned(["other.txt"], 150.0, tmp_path)
 
 
 @pytest.mark.parametrize(("memory", "is_timed"), [(1.001, False), (2.0, True)])
@@ -59,7 +65,7 @@ def test_facts_of_this_machine_are_used_though_its_memory_is_said_a_little_diffe
     facts = machine().model_copy(update={"cores": found.cores, "memory_bytes": int(memory * found.memory_bytes)})
     (tmp_path / "mine.json").write_text(facts.model_dump_json())
     options = {"settings": ["train.device=cpu"], "machine": str(tmp_path / "mine.json")}
-    auto.planned_config([str(english_text)], 150.0, tmp_path / "out", **options)
+    planned([str(english_text)], 150.0, tmp_path / "out", **options)
     assert bool(fast_machine) == is_timed
 
 
@@ -78,7 +84,7 @@ def test_a_card_whose_facts_are_shipped_is_not_timed_and_the_plan_says_so(
 ) -> None:  # fmt: skip
     device = timing.Device("cuda", card, 3, 150_000_000_000)
     monkeypatch.setattr(timing, "device_of", lambda _: device)
-    auto.planned_config([str(english_text)], 150.0, tmp_path, **options)
+    planned([str(english_text)], 150.0, tmp_path, **options)
     plan_text, facts = (tmp_path / "plan.yaml").read_text(), json.loads((tmp_path / "machine.json").read_text())
     assert bool(fast_machine) == is_timed
     assert ("shipped facts of this card" in plan_text) is not is_timed
@@ -89,12 +95,17 @@ def test_a_card_whose_facts_are_shipped_is_not_timed_and_the_plan_says_so(
 
 def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, fast_machine) -> None:
     inputs, day = [str(english_text)], 86_400.0
-    config = auto.planned_config(inputs, day, tmp_path)
+    config = planned(inputs, day, tmp_path)
     assert 120.0 <= config.time < day
     assert load_config(tmp_path / "plan.yaml").time == config.time
-    assert auto.planned_config(inputs, day, tmp_path) == config
-    assert auto.planned_config(inputs, 60.0, tmp_path).time == 60.0
+    assert planned(inputs, day, tmp_path) == config
+    assert planned(inputs, 60.0, tmp_path).time == 60.0
     assert len(fast_machine) == 1
+
+
+def test_too_little_time_for_a_plan_is_an_error(english_text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too short"):
+        planned([str(english_text)], 60.0, tmp_path)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(english_text: Path, tmp_path: Path, fast_machine) -> None:

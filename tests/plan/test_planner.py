@@ -100,7 +100,6 @@ def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more
 @pytest.mark.parametrize(
     ("text", "seconds", "word"),
     [
-        (ENGLISH, 60.0, "too short"),
         (english(20e3, is_divisible=False), 600.0, "20,000 MB"),
         (english(20e3, vocab_reads_all=True), 600.0, "compressed"),
     ],

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
 from bert_pretrain.io import manifest
@@ -28,10 +28,17 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.hardware import compile_layers
+from bert_pretrain.train.hardware import activation_bytes_per_token, compile_layers, logits_bytes, state_bytes
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples, assign_evenly, global_batch_of
+from bert_pretrain.train.packing import (
+    Batch,
+    GlobalBatch,
+    ShapeMultiples,
+    assign_by_length,
+    assign_evenly,
+    global_batch_of,
+)
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums, train_step
@@ -162,6 +169,12 @@ def rows_of(micros: Iterable[Batch]) -> list[tuple[tuple[int, ...], ...]]:
     return found
 
 
+def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
+    """Divide a global batch by `assign_by_length` and return one rank's micro-batches, without tails."""
+    assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank, num_ranks)
+    return global_batch_of([(examples, np.arange(len(examples)))], assigned)
+
+
 def cut_alike(
     examples: Examples, tokens: int, max_seq_length: int, mean_tokens: float, rank: int = 0, num_ranks: int = 1
 ) -> GlobalBatch:
@@ -196,6 +209,16 @@ def make_model(config: Config, attention: str = "padded") -> BertForPreTraining:
     return model
 
 
+def estimate_memory(
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, micro_batch_tokens: int, *, dtype: torch.dtype
+) -> int:
+    """Estimate the peak memory of training, in bytes, from the terms that `choose_micro_batch_tokens` uses."""
+    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+    # The logits of a block and the backward pass of a layer do not exist at the same time.
+    temporary = max(logits_bytes(model, dtype), backward * micro_batch_tokens)
+    return state_bytes(config, model, dtype) + kept * micro_batch_tokens + temporary
+
+
 def make_state(
     config: Config,
     *,
@@ -208,7 +231,7 @@ def make_state(
     if compiled:
         compile_layers(model)
     network = PretrainingLoss(model, compiled=compiled)
-    return TrainState.start(model, network, make_optimizers(model, config.train), loss_scale)
+    return TrainState(model, network, make_optimizers(model, config.train), loss_scale)
 
 
 def step(

@@ -23,13 +23,22 @@ from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, init_di
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import cut
 from bert_pretrain.train.run import train
 from bert_pretrain.train.signals import newest_step
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 from tests.conftest import wait_until
-from tests.train.conftest import NO_DROPOUT, Fit, NewData, final_tensors, interrupted_copy, make_examples, metrics, tiny
+from tests.train.conftest import (
+    NO_DROPOUT,
+    Fit,
+    NewData,
+    cut,
+    final_tensors,
+    interrupted_copy,
+    make_examples,
+    metrics,
+    tiny,
+)
 from tests.train.test_resume import RARE, command, num_lines, start
 
 
@@ -179,7 +188,7 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     model = BertForPreTraining(ModelConfig(**sizes, **NO_DROPOUT, max_position_embeddings=32), 153)
     model.initialize(1)
     network = parallelize(PretrainingLoss(model, compiled=dtype == torch.bfloat16), dist_context)
-    state = TrainState.start(model, network, make_optimizers(model, train), None)
+    state = TrainState(model, network, make_optimizers(model, train), None)
     results: dict[str, Tensor] = {}
     for step in range(3):
         batch = cut(make_examples(30, step), 200, dist_context.rank, dist_context.size)

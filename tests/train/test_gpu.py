@@ -16,15 +16,24 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.attention_backend import short_attention_error
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
-from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tensors
-from bert_pretrain.train.hardware import estimate_memory
+from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import GlobalBatch, cut
+from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
 from tests.train import conftest
-from tests.train.conftest import NO_DROPOUT, Fit, cut_alike, final_tensors, make_examples, metrics, tiny
+from tests.train.conftest import (
+    NO_DROPOUT,
+    Fit,
+    cut,
+    cut_alike,
+    estimate_memory,
+    final_tensors,
+    make_examples,
+    metrics,
+    tiny,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,10 +126,9 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait() -> None:
     for event in (arrival, later_arrival):
         event.synchronize()
     for name, parameter in state.model.named_parameters():
-        key = WEIGHT_PREFIX + name
-        assert torch.equal(snapshot[key], expected[name].cpu())
-        assert torch.equal(later[key], parameter.detach().cpu())
-        assert not torch.equal(snapshot[key], later[key])
+        assert torch.equal(snapshot[name], expected[name].cpu())
+        assert torch.equal(later[name], parameter.detach().cpu())
+        assert not torch.equal(snapshot[name], later[name])
     assert all(torch.equal(snapshot[name], tensor.cpu()) for name, tensor in moments.items())
 
 
@@ -218,7 +226,7 @@ def test_the_estimate_of_memory_is_near(checkpointing: bool, compiled: bool) -> 
     assert hardware.choose_micro_batch_tokens(settings, model, 32, CUDA, torch.bfloat16) == 1024 * 32
     batch = cut_alike(make_examples(1024), 1024 * 32, 32, 20.0).to(CUDA)
     (micro,) = batch.micro_batches
-    state = TrainState.start(model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, settings), None)
+    state = TrainState(model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, settings), None)
     for number in range(3):
         if number == 2:  # not while kernels are chosen and compiled
             torch.cuda.synchronize()

@@ -21,11 +21,10 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.flops import batch_flops, peak_flops
-from bert_pretrain.train.hardware import activation_bytes_per_token, choose_micro_batch_tokens, estimate_memory
+from bert_pretrain.train.hardware import activation_bytes_per_token, choose_micro_batch_tokens
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
-from bert_pretrain.train.packing import cut
-from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_model, tiny
+from tests.train.conftest import NO_DROPOUT, cut, cut_alike, estimate_memory, make_examples, make_model, tiny
 
 CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
 

@@ -15,8 +15,18 @@ from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.rng import stream
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
-from bert_pretrain.train.packing import Batch, GlobalBatch, cut, pack
-from tests.train.conftest import FIRST_WORD, NO_DROPOUT, NewData, cut_alike, make_examples, make_model, rows_of, tiny
+from bert_pretrain.train.packing import Batch, GlobalBatch, pack
+from tests.train.conftest import (
+    FIRST_WORD,
+    NO_DROPOUT,
+    NewData,
+    cut,
+    cut_alike,
+    make_examples,
+    make_model,
+    rows_of,
+    tiny,
+)
 
 
 def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256, **more: Any) -> TrainingData:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from bert_pretrain.train.packing import cut
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, make_examples, make_state, step, take_steps, tiny
+from tests.train.conftest import NO_DROPOUT, cut, make_examples, make_state, step, take_steps, tiny
 
 
 @pytest.fixture
