@@ -242,7 +242,7 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
     try:
         read_metrics(run.output)
     except DataError as error:  # the model does not need them
-        print(f"warning: {error}")
+        print(f"warning: {run.output / 'metrics.jsonl'}: {error.what}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 
