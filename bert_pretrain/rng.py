@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, purpose, coordinates), independent of the call order.
 
 `stream(seed, "mask", copy=2, shard=7)` gives the same numbers in every process, on every machine and for any number
-of workers. This package has no global generator.
+of workers. Only dropout and fine-tuning use a global generator, that of torch, after seeding it.
 """
 
 import hashlib

@@ -21,9 +21,9 @@ def inspect(
     html: Annotated[str | None, option("Also write a page with examples, statistics and checks.", "FILE")] = None,
     workers: cli.Workers = None,
 ) -> None:
-    """Show and check a data folder.
+    """Show examples of a data folder, and check the shards that contain them; --stats and --html check all shards.
 
-    The exit code is 1 if the data does not match its configuration.
+    The exit code is 1 if a check fails.
 
     Example: bert-pretrain inspect data --stats --html data.html
     """
@@ -51,7 +51,7 @@ def evaluate(
     output: Annotated[str | None, option("Write the score of each text or pair to this .jsonl.", "FILE")] = None,
     json: Annotated[str | None, option("Also write the metrics to this file.", "FILE")] = None,
     metric: Annotated[str | None, option("Score of texts and pairs: original (default) or word-l2r.")] = None,
-    by: Annotated[str | None, option("Report accuracy by this field; UID if present.", "FIELD")] = None,
+    by: Annotated[str | None, option("Also report accuracy per value of this field; default: UID.", "FIELD")] = None,
     per_token: Annotated[bool, switch("--per-token", "Also write the score of every token.")] = False,
     batch_tokens: cli.BatchTokens = None,
     text_field: cli.TextField = None,
@@ -108,14 +108,14 @@ def fill_mask(
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
-_POOLING = "mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat."
+_POOLING = "sentence: mean (default), cls, pooler, last4-mean, last4-concat; token: last (default), last4-…."
 
 
 def embed(
     model: cli.Model,
     inputs: cli.Texts,
-    output: Annotated[str, option("The file to write: .parquet or .npy.", "FILE")],
-    level: Annotated[str, option("One vector per sentence or per token.")] = "sentence",
+    output: Annotated[str, option("The file to write: .parquet, or .npy for sentences.", "FILE")],
+    level: Annotated[str, option("sentence (one vector per text) or token.")] = "sentence",
     pooling: Annotated[str | None, option(_POOLING)] = None,
     max_length: Annotated[int | None, option("Truncate texts to N tokens; default: the model's limit.", "N")] = None,
     batch_tokens: cli.BatchTokens = None,
@@ -125,7 +125,7 @@ def embed(
     device: cli.Device = "auto",
     precision: cli.Precision = "fp32",
 ) -> None:
-    """Turn texts into vectors, one per sentence or per token.
+    """Turn texts into vectors, one per text or per token.
 
     Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
@@ -150,7 +150,7 @@ def report(
     runs: Annotated[list[Path], argument("RUN", "Run folders.")],
     output: Annotated[str, option("Picture to write; an HTML page goes next to it.", "FILE")],
 ) -> None:
-    """Plot the curves of runs and list the values to expect.
+    """Plot the curves of runs, and write a page with their metrics, hints and the values that are normal for them.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """

@@ -29,10 +29,11 @@ def predict_from_words(
     bigrams = {"analyzer": "char", "ngram_range": (1, 2)}
     options = bigrams if mostly_without_blanks(sample) else {"token_pattern": words_pattern()}
     features = []
-    for train_texts, texts in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):
-        if any(train_texts):  # second texts may all be empty
+    train_columns, row_columns = zip(*train, strict=True), zip(*rows, strict=True)  # first texts, second texts
+    for train_column, row_column in zip(train_columns, row_columns, strict=True):
+        if any(train_column):  # second texts may all be empty
             vectorizer = TfidfVectorizer(**options)
-            features.append((vectorizer.fit_transform(train_texts), vectorizer.transform(texts)))
+            features.append((vectorizer.fit_transform(train_column), vectorizer.transform(row_column)))
     train_features, row_features = (sparse.hstack(columns).tocsr() for columns in zip(*features, strict=True))
     if not classes:
         return Ridge().fit(train_features, labels).predict(row_features)
@@ -61,7 +62,10 @@ def most_frequent_tags(
     return [[best.get(word, default) for word in words] for words in rows]
 
 
-def is_clearly_better(score: float, baseline: float, num_rows: int, *, errors: float = 2.0) -> bool:
-    """Return whether a score exceeds a baseline in [0, 1] by more than `errors` standard errors of that proportion."""
+def is_clearly_better(score: float, baseline: float, num_rows: int, *, num_errors: float = 2.0) -> bool:
+    """Return whether a score exceeds a baseline by more than `num_errors` standard errors of the baseline.
+
+    The standard error is that of a proportion of `num_rows` rows; the baseline is clipped to [0, 1] for it.
+    """
     share = min(1.0, max(0.0, baseline))
-    return score - baseline > errors * (share * (1.0 - share) / num_rows) ** 0.5
+    return score - baseline > num_errors * (share * (1.0 - share) / num_rows) ** 0.5

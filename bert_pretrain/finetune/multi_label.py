@@ -40,8 +40,9 @@ class MultiLabel(Classify):
         return list(example.label)
 
     def decode(self, examples: list[Example], windows: list[Any], logits: Any) -> list[Any]:
-        """Return the probabilities (classes,) of each example, which are independent of each other."""
-        rows = np.asarray(logits, dtype=np.float64)[np.argsort([window.example for window in windows])]
+        """Return an array (classes,) for each example: the probability of each class by itself. The sum is not 1."""
+        order = np.argsort([window.example for window in windows])  # each example has one window
+        rows = np.asarray(logits, dtype=np.float64)[order]
         return list(0.5 + 0.5 * np.tanh(rows / 2))  # the sigmoid
 
     def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:

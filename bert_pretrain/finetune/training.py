@@ -107,7 +107,7 @@ class FineTuner:
     def is_overfitted(self, report: dict[str, Any]) -> bool:
         """Return whether the last epoch is worse on the validation rows than the best one by 1.5 standard errors."""
         best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
-        return is_clearly_better(best, last, len(self.examples["validation"]), errors=1.5)
+        return is_clearly_better(best, last, len(self.examples["validation"]), num_errors=1.5)
 
     def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, *, on_all_rows: bool) -> Any:
         """Return a Trainer that saves its checkpoints in `folder` and shows a progress bar instead of logs."""

@@ -1,6 +1,6 @@
 """Run the tasks of `io/pool.py` on an existing Dask cluster that shares this machine's file system.
 
-Every worker must have the same versions and see the same files as this process, which is checked before any task runs.
+Every worker must have the same versions and see the same files as this process, which each worker checks once.
 Tasks and results are pickles, which can run any code, so you must trust the scheduler, the workers and everyone who can
 reach them. A `tls://` address limits access to holders of the certificate that Dask's configuration names.
 """
@@ -54,11 +54,11 @@ def _facts(folders: Sequence[str], files: Sequence[str]) -> dict[str, str]:
 
 
 def difference(expectation: Expectation) -> str | None:
-    """Return the first difference between this worker and the expectation, or None."""
+    """Return the first difference between this worker and the expectation, as text for the sender, or None."""
     facts = _facts(expectation.folders, expectation.files)
     for name, expected in expectation.facts:
         if facts.get(name) != expected:
-            return f"{name} is {facts.get(name)} there, {expected} here"  # "here" is the sender, which prints it
+            return f"{name} is {facts.get(name)} there, {expected} here"
     return None
 
 
@@ -80,8 +80,8 @@ class Cluster:
         return max(1, self._num_workers)
 
     def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
-        # Futures of `Client.get_executor` may return garbage when a worker dies while it holds a result. The key is
-        # random because Dask treats equal keys as the same result, even from another client.
+        # Not through `Client.get_executor`: its futures may return garbage if a worker dies while it holds a result.
+        # The key is random because Dask treats equal keys as the same result, even from another client.
         key = f"{description}-{secrets.token_hex(8)}"
         return self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
 
@@ -110,13 +110,13 @@ class Cluster:
 def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> Iterator[Cluster]:
     """Connect to a scheduler, check the files and versions of all its workers, and yield its cluster.
 
-    This process and the workers write to `folders` and read `files`, which may include folders.
+    This process and the workers write to `folders` and read `files` (files or folders). The first 16 are checked.
     """
     with needs_extra("cluster", "clusters", where="--scheduler"):
         import distributed
         from distributed.utils import silence_logging_cmgr
-    paths = ([str(path.absolute()) for path in each] for each in (folders, files[:_MAX_CHECKED_FILES]))
-    expectation = Expectation.of(*paths)
+    folder_paths, file_paths = ([str(path.absolute()) for path in paths] for paths in (folders, files))
+    expectation = Expectation.of(folder_paths, file_paths[:_MAX_CHECKED_FILES])
     with silence_logging_cmgr(logging.CRITICAL):  # our own messages report each problem once
         _check_scheduler(address)
         with distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
@@ -195,7 +195,7 @@ def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectatio
     return function(task)
 
 
-@lru_cache(maxsize=4)  # reading the versions takes longer than a small task, and they cannot change
+@lru_cache(maxsize=4)  # once per expectation, because it takes longer than a small task
 def _check_this_worker(expectation: Expectation) -> None:
     if details := difference(expectation):
         from distributed import get_worker

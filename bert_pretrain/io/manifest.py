@@ -25,7 +25,11 @@ FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 _STAGE_COMMANDS = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}
-_STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}  # of the command `run`
+_STAGE_FOLDERS = {
+    "vocab": ("vocab",),
+    "data": ("data", "data/*"),
+    "run": ("train", "train/*"),
+}  # in the output of `run`
 _ABSENT = object()  # marks a key that only one of two dictionaries has
 
 
@@ -39,7 +43,7 @@ class Progress(Enum):
 
 @functools.cache
 def library_versions() -> dict[str, str]:
-    """Return the versions of all libraries that can change the output."""
+    """Return the versions of this package and of the libraries that can change a vocabulary or examples."""
     names = ("pyarrow", "numpy", "tokenizers", "sentencex")
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
@@ -47,7 +51,8 @@ def library_versions() -> dict[str, str]:
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Claim a folder that the caller has locked. Return its progress from earlier runs of the same command.
 
-    `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside.
+    `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside, but not
+    after a restart. Raise OutputError if another command wrote the folder.
     """
     if overwrite:
         set_aside_once(folder, kind, identity)
@@ -82,12 +87,13 @@ def is_restarted() -> bool:
 
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Return what `claim` would return, without locking or writing anything (for a dry run)."""
+    """Return the progress that `claim` would return, without writing anything. With `overwrite`, it is NEW."""
     check_writable(folder)
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
 
 def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
+    """Return the progress of a folder. Raise OutputError if another command wrote it, or if it has other files."""
     check_output(folder, overwrite=False)
     record, names = _record(kind, identity), _content(folder)
     if not names or (names == [PARTIAL] and read_json(folder / PARTIAL) != record):
@@ -164,7 +170,7 @@ def is_output_or_empty(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished `vocab`, `data` or `run` output. Otherwise raise DataError, naming `flag`."""
+    """Return the manifest of a finished `vocab`, `data` or `run` output, or raise DataError."""
     command = _STAGE_COMMANDS[kind]
     remedy = did_you_mean(folder, _STAGE_FOLDERS[kind], MANIFEST) or f"name a folder that '{command}' wrote"
     record = read_record(folder)
@@ -198,9 +204,10 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes, and create it if needed. The lock ends with the process.
+    """Lock a folder against other processes in this context, and create it if needed. A kill also ends the lock.
 
-    If another process has the lock, wait if `waits` is True, otherwise raise OutputError.
+    If another process has the lock, wait if `waits` is True, otherwise raise OutputError. Raise OutputError as well if
+    the folder was moved or removed meanwhile.
     """
     lock, is_new = folder / LOCK, not folder.exists()
     with contextlib.ExitStack() as stack:
@@ -267,7 +274,7 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
 def is_locked(folder: Path) -> bool:
     """Return whether another process has locked a folder."""
     try:
-        with (folder / LOCK).open() as file:
+        with (folder / LOCK).open("r+") as file:  # NFS locks only files that are open for writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

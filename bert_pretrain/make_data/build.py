@@ -34,12 +34,13 @@ CLAIM = "claim"  # file in that folder: the fingerprint of the plan
 def open_records(plan: Plan) -> None:
     """Create the output folders, remove temporary files of killed writers, and record the fingerprint of the plan.
 
-    Results of another plan are removed, for example after a library was upgraded.
+    Results of another plan, for example from before a library was upgraded, and results without a claim are removed.
     """
-    claim = plan.output / RECORDS / CLAIM
-    if claim.is_file() and claim.read_text(encoding="utf-8") != plan.fingerprint:
-        shutil.rmtree(plan.output / RECORDS)
-    for name in (*plan.shards_per_copy, RECORDS):
+    records, splits = plan.output / RECORDS, plan.shards_per_copy.keys()
+    claim = records / CLAIM
+    if records.exists() and not (claim.is_file() and claim.read_text(encoding="utf-8") == plan.fingerprint):
+        shutil.rmtree(records)
+    for name in (*splits, RECORDS):
         (plan.output / name).mkdir(parents=True, exist_ok=True)
         remove_temporaries(plan.output / name)
     write_text(claim, plan.fingerprint)
@@ -73,19 +74,20 @@ def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str
 
 
 def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
+    """Build and write a shard, and return its result. Raise DataError if another plan has claimed the output."""
     config, tokenizer, max_tokens = plan.config, plan.tokenizer, plan.max_tokens
     stream = partial(rng.stream, config.seed, split=split, shard=number)
-    pairs = stream("pairs")
+    pairs_rng = stream("pairs")
     text = _read_text(plan, split, shard_slices(plan, split, number), stream)
     if config.next_sentence == "none":
         segments = pack_sentences(text, config.max_seq_length)
     elif config.next_sentence == "sop":
-        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs, at_sentences=True)
-        segments = swap_segments(windows, pairs)
+        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=True)
+        segments = swap_segments(windows, pairs_rng)
     else:
-        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs, at_sentences=False)
-        segments = shuffle_segment_b(windows, text, max_tokens, pairs)
-    examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
+        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=False)
+        segments = shuffle_segment_b(windows, text, max_tokens, pairs_rng)
+    examples = assemble(segments.take(pairs_rng.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
     # On a cluster, this task may still run after its command was killed and another command has claimed the output.
@@ -94,23 +96,23 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)
     if config.next_sentence != "none":
-        is_single = (text.num_slice_sentences > 0) & ~slices_with_windows(text, max_tokens)
-        statistics["single_sentence_spans"] = int(is_single[: text.num_shard_slices].sum())
+        has_no_window = (text.num_slice_sentences > 0) & ~slices_with_windows(text, max_tokens)  # one short sentence
+        statistics["single_sentence_spans"] = int(has_no_window[: text.num_shard_slices].sum())
     counts = summary.pack_counts(examples, tokenizer)
     return {"record": record.as_json(), "statistics": statistics, "token_counts": counts}
 
 
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
-    """Read the text of a shard's slices, (3, slices).
+    """Read the text of a shard, given its slices as for `TokenStore.read`, (3, slices).
 
-    Next-sentence pairs need windows of two documents. If all windows come from one document, also read slices of other
-    shards as donors of random Bs: 64 slices or, if these are not enough, 4,096.
+    Next-sentence pairs need windows of two documents. If all windows come from one document, also read up to 64, then
+    up to 4,096 random slices of other documents, which only provide Bs. Raise InputError if these have no window.
     """
     look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
     for num_donors in (0, 64, 4096):
         positions = np.arange(num_documents)
         if num_donors < num_documents:
-            positions = stream("lenders").integers(0, num_documents, num_donors)  # the name decides the draws
+            positions = stream("lenders").integers(0, num_documents, num_donors)  # the name decides draws: keep it
         donors = locate_slices(plan, split, positions)
         donors = donors[:, ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])]
         with_donors = np.concatenate([slices, donors], axis=1)
@@ -119,7 +121,7 @@ def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str
         if plan.config.next_sentence != "nsp" or len(np.unique(documents)) != 1:
             return text
     raise InputError(
-        f"only one document of the {split} split has two sentences, so no other document can give a random B",
+        f"only one document of the {split} split seems to have two sentences, and a random B needs another one",
         where=f"{num_documents:,} documents",
         remedy=summary.SINGLE_SENTENCES_REMEDY,
     )

@@ -40,7 +40,7 @@ class Recognized(NamedTuple):
 
 
 def name_of(code: str) -> str:
-    """Return the English name of a language. An unknown code raises a ConfigError."""
+    """Return the English name of a language, or a deprecated code as it is. Raise ConfigError for an unknown code."""
     from iso639 import Lang
     from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
 
@@ -81,7 +81,7 @@ def recognize(samples: Iterable[str]) -> list[Recognized]:
 
 
 def _is_plain_english(samples: Iterable[str]) -> bool:
-    """Whether the function words of a text are English. This check does not load the model of `py3langid`."""
+    """Return whether a text is English, by its letters and function words, without loading `py3langid`'s model."""
     text = " ".join(sample[:_SAMPLE_CHARACTERS] for sample in samples)
     words = Counter(re.findall(r"[^\W\d_]+", text.lower()))
     letters = [character for character in text if character.isalpha()]
@@ -91,7 +91,7 @@ def _is_plain_english(samples: Iterable[str]) -> bool:
 
 
 def count_letters(text: str) -> tuple[int, int]:
-    """Return the number of Chinese characters, 0 for Japanese text, and the number of all letters."""
+    """Return (number of Chinese characters, number of all letters). In Japanese text, the first is 0."""
     num_ideographs = len(re.findall(r"[\u3400-\u4dbf\u4e00-\u9fff]", text))
     num_kana = len(re.findall(r"[\u3041-\u30ff]", text))
     is_japanese = num_kana > 0.1 * (num_ideographs + num_kana)
@@ -99,7 +99,10 @@ def count_letters(text: str) -> tuple[int, int]:
 
 
 def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
-    """Detect language and word segmenter in the first bytes of the inputs, and return the configuration with them."""
+    """Return the configuration with language and word segmenter, detected in the inputs unless they are set.
+
+    Afterwards, a `word_segmenter` of None means that each Chinese character is a word. So do not call this twice.
+    """
     wants_language = config.language == AUTO_LANGUAGE
     if not wants_language:
         name_of(config.language)  # raises if the code is unknown
@@ -122,9 +125,10 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
 
 
 def _detect_language(samples: Sequence[str]) -> str:
-    """Return and print the main language of samples. Raise a ConfigError if several languages have small shares.
+    """Return and print the main language of samples. Raise ConfigError if no language has `_MIN_SHARE` of the text.
 
-    If the language is uncertain, as in source code or lists of names, ASCII text counts as English.
+    The language may be uncertain, as in source code or lists of names. It is then English if the text is ASCII or has
+    fewer than `_MIN_LETTERS` letters, else the most frequent one.
     """
     if _is_plain_english(samples):
         print("language: English: data.language is en")
@@ -144,11 +148,11 @@ def _detect_language(samples: Sequence[str]) -> str:
 
 
 def start_of_text(source: Source, config: DataConfig) -> str:
-    """Return the first characters of the text of a source in any format."""
+    """Return the start of the text of an `examined` source: 256 KB of `.txt`, or 32,768 characters of other formats."""
     if source.format == "txt":
         return sample_text(source)
     if source.format == "dataset":
-        source = replace(source, format="stream")
+        source = replace(source, format="stream")  # reads the first rows without building the data set
     start = ""
     for text in read_texts(ByteRange(source), config.model_copy(update={"strict": False}), Counter()):
         start += (text or "")[:_SAMPLE_CHARACTERS]

@@ -1,7 +1,7 @@
 """Divide a global batch into packed micro-batches.
 
 A packed micro-batch is a concatenation of sequences without padding. A tail of dummy sequences may round up its shape.
-The division into micro-batches affects speed and memory, not the gradient.
+The division into micro-batches affects speed, memory and dropout masks, but otherwise not the gradient.
 """
 
 import itertools
@@ -25,7 +25,8 @@ IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy
 class Batch:
     """A packed micro-batch, which may end with a tail of dummy sequences.
 
-    With static shapes, the labels of the tail are `IGNORED`. Otherwise the tail has no labels, and outputs are cut off.
+    With `ShapeMultiples.with_labels`, the labels of the tail are `IGNORED`. Otherwise the tail has no labels, and the
+    loss cuts off its outputs.
     """
 
     input_ids: Tensor  # (tokens,) int64
@@ -63,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The data of one optimizer step: this rank's micro-batches, and counts over all ranks, without tails."""
+    """The data of one optimizer step: this rank's micro-batches, and counts over all ranks, which exclude tails."""
 
     micro_batches: list[Batch]
     num_sequences: int
@@ -95,18 +96,20 @@ class ShapeMultiples:
     @staticmethod
     def for_padded_attention(micro_batch_tokens: int) -> "ShapeMultiples":
         """Return the multiples for micro-batches of sequences of similar length, with a varying `max_seqlen`."""
-        return ShapeMultiples(_power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens), 32, 2, 8)
+        tokens = _power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens)
+        return ShapeMultiples(tokens, masked=32, sequences=2, max_seqlen=8)
 
     @staticmethod
     def for_equal_shares(num_examples: int, num_shares: int, max_seqlen: int, mean_tokens: float) -> "ShapeMultiples":
-        """Return the multiples for `assign_evenly`, with a constant number of sequences and `max_seqlen`.
+        """Return the multiples for a global batch of `num_examples` examples in `num_shares` micro-batches.
 
-        `mean_tokens` is the mean length of all examples of the data, so that every step has the same multiples.
+        All micro-batches get the same number of sequences and `max_seqlen`. `mean_tokens` is the mean length of all
+        examples of the data, so that steps with equal `num_shares` have the same multiples.
         """
         expected_tokens = mean_tokens * num_examples / num_shares
         unit = _power_of_two(MAX_DUMMY_SHARE * expected_tokens)
         num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
-        # A tenth of the masked tokens at 15 %. Their number varies by a few percent, so most steps round up alike.
+        # At most a tenth of the masked tokens at 15 %. Their number varies by a few percent: most steps round up alike.
         masked = _power_of_two(0.015 * expected_tokens)
         return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
 
@@ -127,7 +130,8 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
     """Return the rows of each of a rank's micro-batches, which have about equal numbers of tokens and examples.
 
-    Each micro-batch gets examples of all lengths, so that `torch.compile` sees few shapes.
+    Each micro-batch gets examples of all lengths, so that `torch.compile` sees few shapes. Ranks get equal numbers of
+    micro-batches, as few as possible with at most `micro_batch_tokens` each, and none is empty.
     """
     num_micro_batches = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
     while num_micro_batches * num_ranks < len(lengths):
@@ -140,7 +144,7 @@ def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_r
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
-    """Append a tail of dummy sequences that rounds the sizes of a micro-batch up to the multiples."""
+    """Append a tail of dummy sequences, at least one, that rounds the sizes of a micro-batch up to the multiples."""
     max_seqlen = _round_up(batch.max_seqlen, multiples.max_seqlen)
     min_sequences = batch.num_sequences + _min_tail_sequences(multiples.tokens, max_seqlen)
     tail_sequences = _round_up(min_sequences, multiples.sequences) - batch.num_sequences
@@ -166,7 +170,7 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
 
 
 def _min_tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
-    """Return a number of sequences that can hold any tail: one token each, and up to `unit_tokens` - 1 more in all."""
+    """Return enough sequences for any tail: each has one token, and they share up to `unit_tokens` - 1 more tokens."""
     return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
 
 
@@ -197,7 +201,8 @@ def global_batch_of(
 ) -> GlobalBatch:
     """Pack one rank's micro-batches, with counts of the whole global batch.
 
-    `parts` are the (shard, rows) parts of the global batch. `assigned` has the rows of each micro-batch.
+    `parts` are the (shard, rows of the shard) parts of the global batch. `assigned` has the indices of each
+    micro-batch's examples in the concatenation of the parts.
     """
     local_rows = np.sort(np.concatenate(assigned))
     examples = _take(parts, local_rows)
@@ -216,7 +221,7 @@ def global_batch_of(
 
 
 def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
-    """Return the examples of a global batch, given as (shard, rows) parts, in the `wanted`, ascending rows."""
+    """Return the examples with the ascending indices `wanted` in the concatenation of (shard, rows) parts."""
     bounds = np.searchsorted(wanted, ragged.offsets_of(np.array([len(rows) for _, rows in parts])))
     first, taken = 0, []
     for (shard, rows), (begin, end) in zip(parts, itertools.pairwise(bounds), strict=True):

@@ -26,7 +26,7 @@ class Length:
 
 
 def run_length(config: TrainConfig, num_rows: int) -> Length:
-    """Return the length of a run, or of one phase, over `num_rows` examples."""
+    """Return the configured length of a run or phase. An epoch has `num_rows` examples."""
     if config.time_budget is not None:
         return Length(None, config.time_budget)
     if config.max_epochs is not None:
@@ -47,16 +47,14 @@ def warmup_steps(config: TrainConfig, steps: int) -> int:
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """Return the learning rate of the next update, after `step` of `steps` updates.
 
-    The warm-up rises linearly from `peak_lr / warmup` to `peak_lr`. Then `linear` and `cosine` fall to 0 at `steps`.
-    `wsd` is constant and then falls linearly to 0.
+    The warm-up rises linearly from `peak_lr / warmup` to `peak_lr`. Then `linear` and `cosine` fall to 0 at the end of
+    the schedule, which may be after `steps`. `wsd` is constant and then falls linearly to 0.
     """
-    steps = schedule_steps(config, steps)
-    warmup = warmup_steps(config, steps)
+    end = schedule_steps(config, steps)
+    warmup = warmup_steps(config, end)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup
-    return config.peak_lr * _decay(
-        config.schedule, steps - step, steps - warmup, max(1, round(WSD_DECAY_SHARE * steps))
-    )
+    return config.peak_lr * _decay(config.schedule, end - step, end - warmup, max(1, round(WSD_DECAY_SHARE * end)))
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
@@ -65,7 +63,7 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     The schedule has the shape of `learning_rate`, over time instead of steps.
     """
     warmup = config.warmup_ratio * end
-    # Add one mean step, so that the first rate is above 0. Assume 1 % of the warm-up before the first step.
+    # Add one mean step, so that the first rate is above 0. The first step is assumed to take 1 % of the warm-up.
     mean_step = seconds / step if step else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     left = max(end - max(seconds, warmup), 0.0)
