@@ -110,9 +110,9 @@ class Tag(Task):
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         kinds = sorted({kind for example in train for kind in self.classes_of(example)})
-        if not kinds:
-            where, remedy = f"{train[0].where} and all other rows", "provide rows with entities"
-            raise InputError("every tag is O", where=where, remedy=remedy)
+        if len(kinds) < (2 if self.has_plain_tags else 1):
+            where, remedy = f"{train[0].where} and all other rows", "provide rows with other tags"
+            raise InputError(f"every tag is {''.join(kinds) or OUTSIDE}", where=where, remedy=remedy)
         bio_tags = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
         self.labels = kinds if self.has_plain_tags else bio_tags
         tags = Counter(tag for example in others for tag in example.label or ())
