@@ -47,7 +47,7 @@ def _options(version: Annotated[bool, _VERSION] = False) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and exit with its code. A bug in a single process is raised."""
     warnings.filterwarnings("ignore", message="clamping frac")  # tqdm warns when a sum of fractions exceeds 1
     for stream in (sys.stdout, sys.stderr):  # the encoding may lack characters of messages and file names
         if isinstance(stream, io.TextIOWrapper):
@@ -61,20 +61,20 @@ def main() -> None:
         # OpenMP reads both variables when torch is loaded.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    cores.owns_process = True
+    cores.owns_process = True  # allows our commands to configure the allocator and the compiler
     code: Any = 0
     try:
         try:
             app(prog_name=app.info.name)  # shell completion needs this name under `python -m`
         finally:
             _restore_default_signals()
-    except (Terminated, KeyboardInterrupt) as interruption:  # before a command started, or after it ended
+    except (Terminated, KeyboardInterrupt) as interruption:  # outside a command, which handles its own
         code = 143 if isinstance(interruption, Terminated) else 130
     except SystemExit as error:
         code = error.code
     except BaseException:
         if os.environ.get("WORLD_SIZE", "1") == "1":
-            raise
+            raise  # a rank must continue to `shut_down`
         traceback.print_exc()
         code = 1
     if not flush_output():

@@ -1,9 +1,9 @@
 """Masked language modeling (Devlin et al., 2018, section 3.1, task 1): choose the tokens to predict and replace them.
 
 All tokens except [CLS], [SEP] and [PAD] are maskable. By default, 15% of them (rounded, at least one) are masked: 80%
-become [MASK], 10% become a random word piece, and 10% do not change. Whole-word masking masks all tokens of a word
-together, and still draws 80/10/10 for each token, as in google-research/bert.
-`mask` in `tests/make_data/reference.py` implements the same rule in plain Python.
+become [MASK], 10% become a random word piece, and 10% do not change. Whole-word masking masks at most as many tokens,
+all tokens of a word together, and still draws 80/10/10 for each token, as in google-research/bert.
+`mask` in `tests/make_data/reference.py` implements the rule without whole words in plain Python.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
-_BLOCK_ROWS = 2048
+_BLOCK_ROWS = 2048  # bounds memory; another value gives other masks
 
 
 def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator) -> Examples:
@@ -33,14 +33,14 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
         starts_word = starts_word & maskable
     positions, counts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(examples), _BLOCK_ROWS):
-        local = offsets[first : first + _BLOCK_ROWS + 1]
-        span = slice(local[0], local[-1])
-        candidates = _as_matrix(maskable[span], local)
+        block_offsets = offsets[first : first + _BLOCK_ROWS + 1]
+        span = slice(block_offsets[0], block_offsets[-1])
+        candidates = _as_matrix(maskable[span], block_offsets)
         limit = num_to_mask(candidates.sum(axis=1), config)
         if starts_word is None:
             chosen = _choose_tokens(candidates, limit, rng)
         else:
-            chosen = _choose_words(candidates, _as_matrix(starts_word[span], local), limit, rng)
+            chosen = _choose_words(candidates, _as_matrix(starts_word[span], block_offsets), limit, rng)
         positions.append(np.flatnonzero(chosen) % chosen.shape[1])
         counts.append(chosen.sum(axis=1))
     masked_offsets = ragged.offsets_of(np.concatenate(counts))
@@ -71,19 +71,20 @@ def _replacements(originals: np.ndarray, tokenizer: Tokenizer, rng: np.random.Ge
 def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Return random sort keys, (rows, columns), and the bit mask that extracts the column from a key.
 
-    The lowest bits of a key hold its column, so the keys of a row are unique and every processor sorts them alike.
-    Non-candidates have the largest key. Up to 512 columns leave enough random bits in 32-bit keys, which sort faster.
+    The lowest bits of a candidate's key hold its column, so these keys are unique in a row and every processor sorts
+    them alike. Their highest bit is 0. In the keys of non-candidates all bits are 1, so they sort last. With up to 512
+    columns, 32-bit keys have enough random bits, and they sort faster.
     """
     rows, columns = is_candidate.shape
     column_bits = max(1, (columns - 1).bit_length())
     bits = 32 if column_bits <= 9 else 64
     dtype = np.dtype(f"uint{bits}")
-    mask = (1 << column_bits) - 1
+    column_mask = (1 << column_bits) - 1
     keys = rng.integers(0, 1 << bits, (rows, columns), dtype=dtype)
-    keys &= dtype.type((1 << (bits - 1)) - 1 - mask)
+    keys &= dtype.type((1 << (bits - 1)) - 1 - column_mask)
     keys |= np.arange(columns).astype(dtype)
     keys[~is_candidate] = (1 << bits) - 1
-    return keys, mask
+    return keys, column_mask
 
 
 def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -94,32 +95,35 @@ def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _choose_tokens(candidates: np.ndarray, limit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Choose `limit` (rows,) random candidates of each row, (rows, columns) bool."""
-    max_limit = int(limit.max())
+def _choose_tokens(candidates: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the chosen tokens, (rows, columns) bool: in each row, `counts` (rows,) random candidates."""
+    max_count = int(counts.max())
     keys, column_mask = _random_keys(candidates, rng)
-    if max_limit < keys.shape[1]:
-        keys = np.partition(keys, max_limit, axis=1)[:, :max_limit]
+    if max_count < keys.shape[1]:
+        keys = np.partition(keys, max_count, axis=1)[:, :max_count]
     keys.sort(axis=1)
-    lowest = keys[np.arange(max_limit) < limit[:, None]] & keys.dtype.type(column_mask)
+    lowest = keys[np.arange(max_count) < counts[:, None]] & keys.dtype.type(column_mask)
     chosen = np.zeros_like(candidates)
-    chosen[np.repeat(np.arange(len(limit)), limit), lowest] = True
+    chosen[np.repeat(np.arange(len(counts)), counts), lowest] = True
     return chosen
 
 
 def _choose_words(
     candidates: np.ndarray, starts: np.ndarray, limit: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choose random words of each row that fit into its limit, (rows, columns) bool.
+    """Return the tokens of random words, (rows, columns) bool, at most `limit` (rows,) tokens of each row.
 
-    If no word fits, choose one random token, so that every example has a prediction.
+    Words are taken in random order, without those that do not fit. If no word fits, choose one random token, so that
+    every example has a prediction.
     """
     # A segment can start inside a word, so its first token may have `##`. Such a token starts a word here.
     starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
-    word = np.cumsum(starts, axis=1) - 1  # (rows, columns): the number of each token's word
+    word_index = np.cumsum(starts, axis=1) - 1  # (rows, columns): of each token's word; -1 before the first word
     rows, num_words = len(starts), int(starts.sum(axis=1).max())
     row_of = np.nonzero(candidates)[0]
-    lengths = np.bincount(row_of * num_words + word[candidates], minlength=rows * num_words).reshape(rows, num_words)
+    lengths = np.bincount(row_of * num_words + word_index[candidates], minlength=rows * num_words).reshape(
+        rows, num_words
+    )
     keys, column_mask = _random_keys(lengths > 0, rng)
     keys.sort(axis=1)
     is_word = np.arange(num_words) < (lengths > 0).sum(axis=1)[:, None]
@@ -128,16 +132,16 @@ def _choose_words(
     used = np.zeros(rows, dtype=np.int64)
     unfilled = np.arange(rows)
     for rank in range(num_words):
-        candidate = order[unfilled, rank]
-        unfilled, candidate = unfilled[candidate < num_words], candidate[candidate < num_words]
-        sizes = lengths[unfilled, candidate]
+        next_word = order[unfilled, rank]
+        unfilled, next_word = unfilled[next_word < num_words], next_word[next_word < num_words]
+        sizes = lengths[unfilled, next_word]
         fits = used[unfilled] + sizes <= limit[unfilled]
-        chosen[unfilled[fits], candidate[fits]] = True
+        chosen[unfilled[fits], next_word[fits]] = True
         used[unfilled[fits]] += sizes[fits]
         unfilled = unfilled[used[unfilled] < limit[unfilled]]
         if not len(unfilled):
             break
-    selected = candidates & np.take_along_axis(chosen, np.maximum(word, 0), axis=1)
+    selected = candidates & np.take_along_axis(chosen, np.maximum(word_index, 0), axis=1)
     unmasked = np.flatnonzero(used == 0)
     if len(unmasked):
         selected[unmasked, np.argmin(_random_keys(candidates[unmasked], rng)[0], axis=1)] = True

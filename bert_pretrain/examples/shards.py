@@ -136,10 +136,10 @@ class DataFolder:
         (batch, length). Examples that are pairs also have `next_sentence_label`, (batch,).
 
         Args:
-            split: `train`, in the order and with the masks of `train`, or `validation`, in stored order.
+            split: `train`, in the order and with the masks of the command `train`, or `validation`, in stored order.
             batch_size: examples per batch; the last batch may be smaller.
             epoch: the epoch of the training examples, which decides their order and their dynamic masks.
-            seed: like `train.seed`.
+            seed: the key `train.seed` of a run; it decides the order and the dynamic masks of the training examples.
             padding: `longest` pads to the longest example of the batch, `max_length` to `max_seq_length`.
         """
         from bert_pretrain.examples.padded import PaddedBatches
@@ -153,7 +153,7 @@ class DataFolder:
             raise DataError(
                 "the tokenizer in the data folder is not the one that made the data",
                 where=str(self.path / "tokenizer"),
-                remedy="run the make-data command that wrote it again: it restores that folder",
+                remedy="run the make-data command of this data again: it restores the tokenizer",
             )
         return tokenizer
 
@@ -249,7 +249,7 @@ def content_hash(examples: Examples) -> str:
 
 
 def _to_table(examples: Examples) -> pa.Table:
-    """Return the examples as a Parquet table, without the columns that are None."""
+    """Return the examples as an Arrow table, without the columns that are None."""
     columns = {
         "input_ids": _list_array(examples.input_ids, examples.offsets),
         "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),
@@ -303,15 +303,18 @@ def _from_table(table: pa.Table) -> Examples:
     )
 
 
-def _check_within(positions: np.ndarray, offsets: np.ndarray, example_offsets: np.ndarray) -> None:
-    if (positions >= np.repeat(np.diff(example_offsets), np.diff(offsets))).any():
+def _check_within(positions: np.ndarray, position_offsets: np.ndarray, example_offsets: np.ndarray) -> None:
+    if (positions >= np.repeat(np.diff(example_offsets), np.diff(position_offsets))).any():
         raise ValueError("a position is beyond its example")
 
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
     flat = _array(values)
     if offsets[-1] >= 2**31:
-        what, remedy = f"a shard would have {offsets[-1]:,} tokens", "lower it: a shard has fewer than 2,147,483,648"
+        what, remedy = (
+            f"a shard would have {offsets[-1]:,} tokens",
+            "lower it: a shard has at most 2,147,483,647 tokens",
+        )
         raise ConfigError(what, where="data.examples_per_shard", remedy=remedy)
     buffers = [None, pa.py_buffer(offsets.astype(np.int32))]
     return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, buffers, children=[flat])
@@ -324,5 +327,6 @@ def _array(values: np.ndarray) -> pa.Array:
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a list column, and int64 offsets that start at 0, unlike those of a sliced column."""
     values = column.flatten().to_numpy()
     return values, ragged.offsets_of(np.diff(column.offsets.to_numpy()))

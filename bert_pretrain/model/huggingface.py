@@ -1,7 +1,7 @@
 """Read and write model folders in Hugging Face's format.
 
 A folder has `config.json`, `model.safetensors` and the tokenizer's files. Our parameters have other names, and fuse
-query, key and value into one matrix. Tied weights are stored once. Any BERT folder can be read.
+query, key and value into one matrix. Tied weights are stored once. Any folder of a BERT encoder can be read.
 """
 
 import re
@@ -77,10 +77,10 @@ def save_tensors(
     tokenizer: Tokenizer,
     pretraining: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder with the given weights, which have Hugging Face's names.
+    """Write configuration, weights, tokenizer and their checksums to an existing folder.
 
-    `pretraining` has the `optimizer`, the `language` and the number of `tokens`. The checksums do not cover the model
-    card, which is written later and may be edited.
+    `tensors` have Hugging Face's names. `pretraining` goes into `config.json`: the `optimizer`, the `language` and the
+    number of `tokens`. A model card is written afterwards, so no checksum covers it and it may be edited.
     """
     config = {
         "architectures": ["BertForPreTraining"],
@@ -107,7 +107,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def export_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Scale weights by `scale_embeddings`. Return them under Hugging Face's names, with the exponent."""
+    """Return weights, scaled by `scale_embeddings` and under Hugging Face's names, and the exponent of the scale."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
     return to_huggingface(scale_embeddings(weights, exponent)), exponent
 
@@ -198,7 +198,9 @@ def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, fl
     """
     if rows.shape[0] < extension.num_old_tokens:
         what = f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows"
-        raise DataError(what, where=f"{flag} {folder}", remedy="put the model's vocabulary there")
+        raise DataError(
+            what, where=f"{flag} {folder}", remedy="put the vocabulary that the model was trained with into its folder"
+        )
     extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
     extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
     for index, pieces in extension.pieces.items():
@@ -207,7 +209,10 @@ def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, fl
 
 
 def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of any BERT folder to the names of the current `BertForPreTraining`, and check them."""
+    """Rename the tensors of a BERT folder to Hugging Face's current names, without the decoder's copy of tied weights.
+
+    Raise DataError for an unsupported dtype or layout, and for an untied decoder.
+    """
     renamed = {}
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):

@@ -8,7 +8,9 @@ from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_f
 
 
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
-    """Return how a tokenizer extends the vocabulary of a model folder. Return None if the folder has no vocabulary.
+    """Return how a tokenizer extends the vocabulary of a model folder, or None if the folder has no vocabulary.
+
+    If both vocabularies are equal, the extension has no pieces.
 
     Raise `DataError` if the tokenizer does not extend the vocabulary, or if the two tokenizers treat text differently.
     """
@@ -19,7 +21,8 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
     if extension is None:
         what = f"the vocabulary of {folder} differs from the vocabulary of the data"
         remedy = "make the data with --vocab and this model's folder, or a folder that 'vocab --extend' made from it; "
-        raise DataError(what, where=flag, remedy=f"{remedy}or use a model trained on such data")
+        remedy += "or use a model trained on such data"
+        raise DataError(what, where=flag, remedy=remedy)
     theirs = (old.whole_words, old.split_clusters, old.lowercase, old.strip_accents, old.handle_chinese_chars)
     ours = (tokenizer.whole_words, tokenizer.split_clusters, *tokenizer.settings.values())
     names = ("whole words", "clusters", *tokenizer.settings)
@@ -34,15 +37,15 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
 
 def _effective_settings(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
     """Replace a `strip_accents` of None by the value of `lowercase`, as BERT's tokenizer does."""
-    *cut, lowercase, strip_accents, handle_chinese_chars = settings
-    return *cut, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
+    *others, lowercase, strip_accents, handle_chinese_chars = settings
+    return *others, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
-    """Raise `DataError` if the number of rows of a word embedding does not match a vocabulary.
+    """Raise `DataError` if a word embedding has fewer rows than a vocabulary has tokens.
 
-    If its folder has a vocabulary, a model may have extra rows that pad the embedding to a round number. They stay in
-    the softmax, as in `transformers`.
+    More rows are an error only if the model folder has no vocabulary. Otherwise they pad the embedding to a round
+    number, and stay in the softmax, as in `transformers`.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
         what = f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}"

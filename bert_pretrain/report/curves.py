@@ -48,7 +48,7 @@ MORE_PANELS = (
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the runs in an output folder of `run`, oldest first. Return the folder if it is a run or has none."""
+    """Return the folders with metrics in an output of the command `run`, oldest first, or else the folder alone."""
     files = [path for pattern in ("train", "train/*") for path in folder.glob(f"{pattern}/metrics.jsonl")]
     if not files or (folder / "metrics.jsonl").is_file():
         return [folder]
@@ -141,10 +141,10 @@ def make_figure(
     num_rows = max(1, math.ceil(len(panels) / 2))
     with needs_extra("plot", "pictures", where="the extra 'plot'"):
         from matplotlib.figure import Figure  # unlike pyplot, it needs no display and leaves no global state
-    figure = Figure(figsize=(10, 3 * num_rows))
-    # Fixed margins: matplotlib's automatic layout takes as long as the drawing.
-    edge = 0.54 / (3 * num_rows)
-    figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
+    height = 3 * num_rows  # inches
+    figure = Figure(figsize=(10, height))
+    # Fixed margins of 0.54 and 0.36 inches: matplotlib's automatic layout takes as long as the drawing.
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.54 / height, top=1 - 0.36 / height, wspace=0.3, hspace=0.35)
     pairs, labels = names_of_pairs(records)[0], run_names(runs)
     for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
         _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), labels, metrics)
@@ -155,12 +155,12 @@ def make_figure(
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
-    """Draw horizontal lines for the metric of random guesses, and for the loss of token frequencies."""
+    """Draw the legend, and lines for random guesses and for a model that knows only the token frequencies."""
     lines = [("chance", panel.chance)]
     if panel.training == "mlm_loss":
         sizes = {number_of(record, "data.statistics.vocab_size") for record in records}
         entropies = {frequency_loss(record) for record in records}
-        # Runs on different data share no line.
+        # Runs on different data have no common value, and so no line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
         lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
     for (label, value), style in zip(lines, ("--", ":"), strict=False):
@@ -170,7 +170,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
 
 
 def frequency_loss(record: Mapping[str, Any]) -> float | None:
-    """Return the held-out loss in nats of a model that knows only the token frequencies of the training data."""
+    """Return the loss in nats of a model that knows only the token frequencies, on held-out or else training data."""
     losses = [number_of(record, f"data.statistics.unigram_entropy.{split}") for split in ("validation", "train")]
     return next((loss for loss in losses if loss is not None), None)
 
@@ -184,7 +184,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     """Return the paths of runs relative to their common folder."""
     paths = [run.resolve() for run in runs]
     base = Path(os.path.commonpath([path.parent for path in paths]))
-    if len(paths) == 1 and paths[0].name == "train":  # every output of `run` has this name, so add its parent
+    if len(paths) == 1 and paths[0].name == "train":  # the usual name in an output of `run`, so add its parent
         base = base.parent
     return [str(path.relative_to(base)) for path in paths]
 

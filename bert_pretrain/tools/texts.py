@@ -24,7 +24,7 @@ from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
-# Maximum size of a group of texts, which are sorted by length together. A single text may be longer.
+# A group of texts ends at one of these limits, with the text that reaches it. Callers sort its texts by length.
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
 MAX_WORDS_SHOWN = 3  # unknown words in a warning
@@ -71,8 +71,8 @@ class Texts:
                 raise _empty_error(text)
             counts["empty_texts_skipped"] += text.is_empty
             self.num_texts += not text.is_empty
-        if reasons := describe_reasons(join_reasons(counts)):
-            print(f"found      {', '.join(reasons)}")
+        if notes := describe_reasons(join_reasons(counts)):  # such as skipped texts and repaired characters
+            print(f"found      {', '.join(notes)}")
         if not self.num_texts:
             raise InputError("the inputs have no text", where=", ".join(inputs), remedy="name inputs with text in them")
 
@@ -128,9 +128,9 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 
 def _empty_error(text: Text) -> InputError:
-    remedy = "add text, remove it, or skip all empty texts with --skip-empty"
+    remedy = "put text there, delete the empty text, or skip all empty texts with --skip-empty"
     if text.unit == "line":
-        remedy += " (blank lines between documents, too); for one text per document, use records (.jsonl)"
+        remedy += " (also the lines between documents); for one text per document, use records (.jsonl)"
     return InputError(f"the text is empty: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
 

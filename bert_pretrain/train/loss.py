@@ -67,7 +67,7 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
 
 
 def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:
-    """Cast the encoder's weights to 16 bits, with one operation per layer. Return {} if autocast casts them.
+    """Cast the encoder's matrices and biases to 16 bits, one operation per layer. Return {} to leave it to autocast.
 
     Compiled layers do not use autocast's cache and would cast each weight with a separate kernel. With activation
     checkpointing, recomputed layers use the original weights, so autocast must cast those.
@@ -135,7 +135,8 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
-        # `softmax_in_place` is faster without a tail. On CUDA, a check of the labels would wait for the device.
+        # The softmax is faster if no label is `IGNORED`, as those of a batch's tail are. On CUDA, looking at the labels
+        # would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
         # All blocks share a buffer, because its allocation takes as long as the matrix products.
         buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
@@ -200,8 +201,8 @@ def _softmax_in_place(
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
     `logits` is (rows, columns) without the bias; `bias` is (columns,) fp32 and -inf in padded columns; `labels` is
-    (rows,) int64. The gradient summed over rows is added to `d_bias`, (columns,). If `d_bias` is None, the logits are
-    not changed. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
+    (rows,) int64. The sum of these gradients over rows is added to `d_bias`, (columns,). If `d_bias` is None, there is
+    no gradient. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
     """
     targets = labels[:, None]
     is_real = targets >= 0
@@ -231,7 +232,7 @@ def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:
         return torch.mm(left, right)
     if left.device.type == "cuda":
         return torch.mm(left, right, out_dtype=torch.float32)
-    # CPU products of 16-bit matrices have 16-bit results; bf16 has the range of fp32, so only fp16 is cast.
+    # CPU products of 16-bit matrices are 16-bit. bf16 cannot overflow and is cast after the product, fp16 before.
     return torch.mm(left, right).float() if left.dtype == torch.bfloat16 else torch.mm(left.float(), right.float())
 
 

@@ -1,8 +1,8 @@
 """The complete state of a run: saved in a checkpoint, and restored on resume."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
@@ -16,7 +16,7 @@ from bert_pretrain.train.step import LossScale, StepSums
 class Progress:
     step: int = 0
     examples: int = 0
-    examples_before: int = 0  # the part of `examples` that is from the other data before --carry-optimizer
+    examples_before: int = 0  # examples of other data, seen before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
     wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
@@ -32,7 +32,7 @@ class IntervalCounts:
 
     steps: int = 0
     own_tokens: int = 0  # on this rank
-    attended_slots: int = 0  # positions that attention computes on this rank; equal to `own_tokens` without padding
+    attended_slots: int = 0  # positions that attention computes on this rank: `own_tokens`, dummies and padding
     timed_examples: int = 0
     timed_tokens: int = 0
     timed_flops: float = 0.0
@@ -68,8 +68,8 @@ class TrainState:
         self.interval.steps += 1
         for micro in batch.micro_batches:
             self.interval.own_tokens += micro.num_tokens
-            packed, sequences = micro.input_ids.shape[0], micro.cu_seqlens.shape[0] - 1
-            self.interval.attended_slots += sequences * micro.max_seqlen if pads else packed
+            num_packed, num_sequences = micro.input_ids.shape[0], micro.cu_seqlens.shape[0] - 1
+            self.interval.attended_slots += num_sequences * micro.max_seqlen if pads else num_packed
 
     def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
         """Count the time of a step for the rates of the interval."""
@@ -95,18 +95,18 @@ class TrainState:
         return tensors
 
     def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
-        """Load saved `tensors()`, or only those of the optimizers."""
-        states: dict[Tensor, dict[Tensor, Any]] = {}
+        """Load saved `tensors()`, or only those of the optimizers, whose earlier state is dropped."""
+        owners: dict[Tensor, torch.optim.Optimizer] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()
-            states |= {parameter: optimizer.state for group in optimizer.param_groups for parameter in group["params"]}
+            owners |= {parameter: optimizer for group in optimizer.param_groups for parameter in group["params"]}
         for full_name, tensor in tensors.items():
             kind, _, rest = full_name.partition("/")
             name, _, key = rest.rpartition("/")
             if kind == "optimizer":
                 parameter = self.model.get_parameter(name)
                 # Copy: safetensors may return a view of the mapped file, which may be deleted with its checkpoint.
-                states[parameter][parameter][key] = tensor.to(parameter.device, copy=True)
+                owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
             elif kind == "interval" and not only_optimizers:
                 self.sums.copy_(tensor)
             elif kind == "loss_scale" and not only_optimizers and self.loss_scale is not None:
