@@ -21,9 +21,9 @@ def inspect(
     html: Annotated[str | None, option("Also write a page with examples, statistics and checks.", "FILE")] = None,
     workers: cli.Workers = None,
 ) -> None:
-    """Show examples of a data folder, and check the shards that contain them; --stats and --html check all shards.
+    """Show and check examples of a data folder.
 
-    The exit code is 1 if a check fails.
+    --stats and --html check all shards. The exit code is 1 if a check fails.
 
     Example: bert-pretrain inspect data --stats --html data.html
     """
@@ -150,7 +150,9 @@ def report(
     runs: Annotated[list[Path], argument("RUN", "Run folders.")],
     output: Annotated[str, option("Picture to write; an HTML page goes next to it.", "FILE")],
 ) -> None:
-    """Plot the curves of runs, and write a page with their metrics, hints and the values that are normal for them.
+    """Plot the curves of runs, and write a page of their metrics.
+
+    The page also has hints, and the values that are normal for such runs.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
