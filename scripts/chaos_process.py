@@ -36,13 +36,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def import_packages(
-    names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES, threads: int = 1
+    names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES, torch_threads: int = 1
 ) -> None:
     """Import packages with all their modules, and libraries. Raises `RuntimeError` if that has started a thread.
 
-    `threads` is the number of threads of torch in every fork.
+    `torch_threads` is the number of threads of torch in every fork.
     """
-    os.environ |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "OMP_NUM_THREADS": str(torch_threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1"}
     for name in names:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
@@ -50,13 +54,9 @@ def import_packages(
     for name in libraries:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    names_of_threads = [
-        Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
-    ]
-    if (
-        len([name for name in names_of_threads if name != "jemalloc_bg_thd"]) > 1
-    ):  # jemalloc restarts this one after a fork
-        raise RuntimeError(f"imports have started threads: {names_of_threads}")
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    if len([name for name in threads if name != "jemalloc_bg_thd"]) > 1:  # jemalloc restarts this one after a fork
+        raise RuntimeError(f"imports have started threads: {threads}")
     gc.collect()
     gc.freeze()  # otherwise garbage collection in a child copies all pages of the parent
 

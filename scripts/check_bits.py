@@ -13,10 +13,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from chaos_process import Child, command_line, fork, import_packages
+from chaos_trial import HANG_SECONDS
 
 CHECKPOINT_STEP = 40
 STEPS = {"start": 2, "resume": 42}  # last step of each kind of training
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], help="section.key=value for the training")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True)
-    import_packages(threads=arguments.threads)
+    import_packages(torch_threads=arguments.threads)
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # drawing curves would take longer than the steps
     killed = kill_after_checkpoint(arguments)
     num_different = 0
@@ -42,8 +42,8 @@ def main() -> int:
             if number and kind == "resume":
                 shutil.copytree(killed, run)
             child = start(arguments, run, steps)
-            child.wait(3600)
-            if child.code:
+            if not child.wait(HANG_SECONDS) or child.code:
+                child.end()
                 print(child.stderr(), file=sys.stderr)
                 return 2
             found = digest(run)
@@ -81,7 +81,7 @@ def kill_after_checkpoint(arguments: argparse.Namespace) -> Path:
 
 def digest(run: Path) -> str:
     """Return a checksum of the final weights and of the losses of the last steps."""
-    lines: Sequence[str] = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
     weights = (run / "model" / "model.safetensors").read_bytes()
     return hashlib.sha256(weights + json.dumps(sorted(losses.items())).encode()).hexdigest()

@@ -108,7 +108,10 @@ def fill_mask(
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
-_POOLING = "sentence: mean (default), cls, pooler, last4-mean, last4-concat; token: last (default), last4-…."
+_POOLING = (
+    "For sentences: mean (default), cls, pooler, last4-mean, last4-concat. "
+    "For tokens: last (default), last4-mean, last4-concat."
+)
 
 
 def embed(

@@ -121,9 +121,8 @@ def _choose_words(
     word_index = np.cumsum(starts, axis=1) - 1  # (rows, columns): of each token's word; -1 before the first word
     rows, num_words = len(starts), int(starts.sum(axis=1).max())
     row_of = np.nonzero(candidates)[0]
-    lengths = np.bincount(row_of * num_words + word_index[candidates], minlength=rows * num_words).reshape(
-        rows, num_words
-    )
+    words = row_of * num_words + word_index[candidates]  # index of each token's word in all rows
+    lengths = np.bincount(words, minlength=rows * num_words).reshape(rows, num_words)
     keys, column_mask = _random_keys(lengths > 0, rng)
     keys.sort(axis=1)
     is_word = np.arange(num_words) < (lengths > 0).sum(axis=1)[:, None]

@@ -311,10 +311,7 @@ def _check_within(positions: np.ndarray, position_offsets: np.ndarray, example_o
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
     flat = _array(values)
     if offsets[-1] >= 2**31:
-        what, remedy = (
-            f"a shard would have {offsets[-1]:,} tokens",
-            "lower it: a shard has at most 2,147,483,647 tokens",
-        )
+        what, remedy = f"a shard would have {offsets[-1]:,} tokens", "lower it: at most 2,147,483,647 fit in a shard"
         raise ConfigError(what, where="data.examples_per_shard", remedy=remedy)
     buffers = [None, pa.py_buffer(offsets.astype(np.int32))]
     return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, buffers, children=[flat])

@@ -115,15 +115,15 @@ class Tag(Task):
             raise InputError(f"every tag is {''.join(kinds) or OUTSIDE}", where=where, remedy=remedy)
         bio_tags = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
         self.labels = kinds if self.has_plain_tags else bio_tags
-        tags = Counter(tag for example in others for tag in example.label or ())
-        unknown = {tag: count for tag, count in tags.items() if tag not in self.labels}
-        if sum(unknown.values()) > 0.01 * tags.total():  # up to 1 % of the tags may be missing in the training rows
-            where = next(example.where for example in others if not unknown.keys().isdisjoint(example.label or ()))
+        tags = [(tag, example.where) for example in others for tag in example.label or ()]
+        known = set(self.labels)
+        unknown = [(tag, where) for tag, where in tags if tag not in known]
+        if len(unknown) > 0.01 * len(tags):  # up to 1 % of the tags may be missing in the training rows
+            tag, where = unknown[0]
             remedy = f"fix it (known: {', '.join(kinds[:20])}), or add training rows with it"
-            what = f"the tag {min(unknown)!r} does not occur in the training rows"
-            raise InputError(what, where=where, remedy=remedy)
+            raise InputError(f"the tag {tag!r} does not occur in the training rows", where=where, remedy=remedy)
         if unknown:
-            print(f"tags without training rows, counted as wrong: {', '.join(sorted(unknown))}")
+            print(f"tags without training rows, counted as wrong: {', '.join(sorted({tag for tag, _ in unknown}))}")
         print(f"{'tags' if self.has_plain_tags else 'kinds of entities'}: {', '.join(kinds[:20])}")
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:

@@ -25,11 +25,8 @@ FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 _STAGE_COMMANDS = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}
-_STAGE_FOLDERS = {
-    "vocab": ("vocab",),
-    "data": ("data", "data/*"),
-    "run": ("train", "train/*"),
-}  # in the output of `run`
+# Folders in the output of the command `run`.
+_STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
 _ABSENT = object()  # marks a key that only one of two dictionaries has
 
 

@@ -194,7 +194,7 @@ def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
 def _equal_inputs(sources: Sequence[Source], indices: Sequence[int]) -> dict[int, list[int]]:
     """Map each of some inputs of the same size to the inputs that equal it in split, weight and first bytes.
 
-    A data set or URL equals only itself.
+    A dataset or URL equals only itself.
     """
     equal: dict[int, list[int]] = {}
     kinds: dict[tuple[object, ...], list[int]] = {}

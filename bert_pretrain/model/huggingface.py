@@ -198,9 +198,8 @@ def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, fl
     """
     if rows.shape[0] < extension.num_old_tokens:
         what = f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows"
-        raise DataError(
-            what, where=f"{flag} {folder}", remedy="put the vocabulary that the model was trained with into its folder"
-        )
+        remedy = "put the vocabulary that the model was trained with into its folder"
+        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
     extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
     extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
     for index, pieces in extension.pieces.items():

@@ -144,7 +144,7 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
     pending, is_begun = "", False
     for text, ends_document in pieces:
         pending += text
-        if is_begun or pending.strip():
+        if is_begun or text.strip():  # the text before it is blank
             yield Document(pending, ends_document)
             pending, is_begun = "", not ends_document
         elif ends_document:

@@ -152,7 +152,7 @@ def start_of_text(source: Source, config: DataConfig) -> str:
     if source.format == "txt":
         return sample_text(source)
     if source.format == "dataset":
-        source = replace(source, format="stream")  # reads the first rows without building the data set
+        source = replace(source, format="stream")  # reads the first rows without building the dataset
     start = ""
     for text in read_texts(ByteRange(source), config.model_copy(update={"strict": False}), Counter()):
         start += (text or "")[:_SAMPLE_CHARACTERS]

@@ -87,7 +87,7 @@ def is_unspaced(words: Mapping[str, int]) -> bool:
     for word, count in words.items():
         characters = len(word) * count
         letters += characters
-        if UNSPACED.search(word):
+        if not word.isascii() and UNSPACED.search(word):
             unspaced += characters
             long += characters if len(word) > LONG_WORD else 0
     return unspaced > MIN_UNSPACED_SHARE * letters and long > MIN_LONG_SHARE * unspaced

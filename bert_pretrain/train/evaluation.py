@@ -58,9 +58,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         )
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
-    metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype)
-    if (documents := folder.num_documents(split)) is not None:
-        metrics["documents"] = documents
+    documents = folder.num_documents(split)
+    metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype, documents=documents)
     return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 
 
@@ -71,8 +70,13 @@ def evaluate_batches(
     device: torch.device,
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
+    *,
+    documents: int | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate`. `batches` is this rank's share of a split. Restore the training mode."""
+    """Return the metrics of `evaluate`, and restore the training mode.
+
+    `batches` is this rank's share of a split. `documents` is the number of documents of the split, if it is known.
+    """
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
@@ -96,4 +100,5 @@ def evaluate_batches(
         **({"nsp_loss": nsp_loss / pairs, "nsp_accuracy": nsp_correct / pairs} if pairs else {}),
         "examples": examples,
         "predictions": predictions,
+        **({} if documents is None else {"documents": documents}),
     }

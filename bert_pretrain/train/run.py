@@ -108,9 +108,10 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
                 run.data, "validation", data.micro_batch_tokens, at_most,
                 static_shapes=run.compiled, rank=run.dist_context.rank, num_ranks=run.dist_context.size,
             )  # fmt: skip
-            metrics = evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
-            documents = run.data.num_documents("validation")
-            return metrics if documents is None else {**metrics, "documents": documents}
+            return evaluate_batches(
+                state.losses, batches, run.device, run.precision.dtype, run.dist_context,
+                documents=run.data.num_documents("validation"),
+            )  # fmt: skip
 
         def checkpoint_record() -> tuple[dict[str, Any], str]:
             about = {
