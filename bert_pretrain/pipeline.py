@@ -6,9 +6,10 @@ import itertools
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
@@ -28,6 +29,7 @@ TIME = "time.json"
 SAMPLE_BYTES = 2 << 20  # of the text, for a dry run
 # Time reserved for the final model, the curves and the exit of the process: seconds per training, share of `time`.
 SECONDS_AFTER_TRAINING, SHARE_AFTER_TRAINING = 3.0, 0.005
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
 MIN_TRAINING_SHARE = 0.1  # of `time`; with less left for training, the run stops
 
 
@@ -64,14 +66,18 @@ def run_pipeline(
         limit = None
         if config.time is not None:
             limit = stack.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
+        stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
+        ahead = CompilesAhead(stages[0][1])
+        if not (output / "data" / stages[-1][0] / MANIFEST).exists():
+            stack.enter_context(ahead)
         print(f"── vocabulary ── {output / 'vocab'}")
         vocab = make_vocab(config, config.inputs, output / "vocab", **options)
-        stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
         folders = []
         for name, stage in stages:
             folders.append(output / "data" / name)
             print(f"── data ── {folders[-1]}")
             make_data(stage, config.inputs, vocab, folders[-1], **options, store=output / ".token-store")
+        ahead.wait()
         from bert_pretrain.train.run import train  # torch takes seconds to import
         from bert_pretrain.train.schedule import duration
 
@@ -95,6 +101,39 @@ def run_pipeline(
         if limit is not None:
             print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
     return model
+
+
+class CompilesAhead:
+    """A context in which a thread compiles the training step, if there is an NVIDIA driver.
+
+    So a training starts sooner after its data. Errors are ignored: the training reports them when it meets them.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._is_closed = config, False
+        self._thread = threading.Thread(target=self._compile, name="compile ahead", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._config.train.device != "cpu" and NVIDIA_DRIVER.exists():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_closed = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is compiled; after the end of the context, until the current part is."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _compile(self) -> None:
+        with contextlib.suppress(Exception):
+            from bert_pretrain.plan.timing import compile_ahead
+
+            for _ in compile_ahead(self._config):
+                if self._is_closed:
+                    break
 
 
 def dry_run(config: Config, *, workers: int | None = None) -> None:

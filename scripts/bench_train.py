@@ -249,7 +249,7 @@ class Step:
     def __init__(self, recipe: Recipe, network: PretrainingLoss, model: BertForPreTraining, train: TrainConfig) -> None:
         self._recipe, self._network = recipe, network
         self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
-        self._graphs = StepGraphs(model, self._optimizers, recipe.precision.dtype) if network.compiled else None
+        self._graphs = StepGraphs(model, self._optimizers) if network.compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
         self._sums.zero_()

@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert_pretrain import pipeline
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
@@ -170,3 +173,34 @@ SMALL_MODEL = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
     "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+def test_compiling_ahead_stops_between_parts_and_ignores_errors(tmp_path: Path, monkeypatch) -> None:
+    parts: list[str] = []
+    started, go_on = threading.Event(), threading.Event()
+
+    def compile_ahead(_: Config) -> Iterator[None]:
+        parts.append("first")
+        started.set()
+        go_on.wait(60.0)
+        yield
+        parts.append("second")
+        raise RuntimeError
+
+    monkeypatch.setattr("bert_pretrain.plan.timing.compile_ahead", compile_ahead)
+    monkeypatch.setattr(pipeline, "NVIDIA_DRIVER", tmp_path / "driver")
+    with pipeline.CompilesAhead(Config()) as ahead:  # without a driver
+        ahead.wait()
+    assert parts == []
+    pipeline.NVIDIA_DRIVER.touch()
+    with pipeline.CompilesAhead(Config()) as ahead:
+        go_on.set()
+        ahead.wait()
+    assert parts == ["first", "second"]
+    started.clear()
+    go_on.clear()
+    with pipeline.CompilesAhead(Config()) as ahead:
+        started.wait(60.0)
+        ahead._is_closed = True  # as on leaving the context, but before the thread goes on
+        go_on.set()
+    assert parts == ["first", "second", "first"]

@@ -25,10 +25,12 @@ def choose_attention(
     num_heads: int,
     dropout_rate: float,
     longest: int | None = None,
+    is_timed: bool = True,
 ) -> tuple[str, str]:
     """Return the backend for the setting `auto`, `varlen` or `padded`, and the reason.
 
-    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels.
+    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels:
+    if they are faster, or untimed if `is_timed` is False.
     """
     head_size = hidden_size // num_heads
     if setting == "padded":
@@ -44,7 +46,7 @@ def choose_attention(
     reason = "flash attention without padding"
     if longest is None:
         return "varlen", reason
-    use_short, short_reason = try_short(device, dtype, head_size, longest)
+    use_short, short_reason = try_short(device, dtype, head_size, longest, is_timed)
     return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
 
 
@@ -64,34 +66,49 @@ def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, d
     return None
 
 
-@functools.cache
-def try_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> tuple[bool, str]:
+def try_short(
+    device: torch.device, dtype: torch.dtype, head_size: int, longest: int, is_timed: bool = True
+) -> tuple[bool, str]:
     """Return whether the kernels for short sequences are correct and faster than flash attention, and the reason."""
+    if obstacle := _short_obstacle(device, dtype, head_size, longest):
+        return False, obstacle
+    return _time_short(device, dtype, head_size, longest) if is_timed else (True, "not timed")
+
+
+@functools.cache
+def _short_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> str:
+    """Return why the kernels for short sequences cannot be used, or an empty string if they run and are correct."""
     if longest > LONGEST or head_size not in WIDTHS:
         widths = ", ".join(map(str, WIDTHS))
-        return False, f"the Triton kernels need at most {LONGEST} tokens and a head size of {widths}"
+        return f"the Triton kernels need at most {LONGEST} tokens and a head size of {widths}"
     if importlib.util.find_spec("triton") is None:
-        return False, "Triton is not installed"
+        return "Triton is not installed"
     try:
         error = short_attention_error(device, dtype, head_size, longest)
-        if not error <= MAX_RELATIVE_ERROR:  # also True for NaN
-            return False, f"the Triton kernels have a relative error of {error:.2g} on this GPU"
-        ratio = _time_ratio_to_flash(device, dtype, head_size, longest)
     except Exception as exception:  # the kernels may not compile on this GPU or with this version of Triton
-        message = str(exception).partition("\n")[0]
-        what = f"the Triton kernels failed: {type(exception).__name__}: {message}"
-        if torch.cuda.is_available():
-            _check_context(device, what)
-        return False, what
+        return _failure(exception, device)
+    correct = error <= MAX_RELATIVE_ERROR  # False for NaN
+    return "" if correct else f"the Triton kernels have a relative error of {error:.2g} on this GPU"
+
+
+@functools.cache
+def _time_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> tuple[bool, str]:
+    try:
+        ratio = _time_ratio_to_flash(device, dtype, head_size, longest)
+    except Exception as exception:
+        return False, _failure(exception, device)
     return ratio < 1, f"the Triton kernels take {ratio:.2f} of the time of flash attention"
 
 
-def _check_context(device: torch.device, what: str) -> None:
-    """Raise `ConfigError` if a failed kernel made CUDA unusable for this process."""
+def _failure(exception: Exception, device: torch.device) -> str:
+    """Return a description of a failed kernel. Raise `ConfigError` if it made CUDA unusable for this process."""
+    what = f"the Triton kernels failed: {type(exception).__name__}: {str(exception).partition(chr(10))[0]}"
     try:
-        torch.cuda.synchronize(device)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device)
     except Exception as error:
         raise ConfigError(what, where="train.attention", remedy="set it to varlen") from error
+    return what
 
 
 def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:

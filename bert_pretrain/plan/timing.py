@@ -1,14 +1,14 @@
-"""The training speed of this machine: a few networks are timed on random tokens, compiled as in training."""
+"""Training steps on random tokens, compiled as in training: to time networks on this machine, or to compile ahead."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
@@ -18,7 +18,7 @@ from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, Mach
 from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optimizers import make_optimizers, update
+from bert_pretrain.train.optimizers import Optimizers, make_optimizers, update
 from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
 from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
 
@@ -113,23 +113,20 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     """Time steps with a few batch sizes; with only one batch size, also the optimizer update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
-    sizes = {"hidden_size": shape.hidden_size, "num_heads": shape.num_attention_heads}
-    attention, _ = choose_attention(setting, device, dtype, **sizes, dropout_rate=0.0, longest=LENGTH)
-    model = BertForPreTraining(shape, vocab_size, attention=attention)
-    model.initialize(0)
-    model.to(device).train()
+    attention, _ = choose_attention(
+        setting, device, dtype,
+        hidden_size=shape.hidden_size, num_heads=shape.num_attention_heads, dropout_rate=0.0, longest=LENGTH,
+    )  # fmt: skip
     compiled, _ = hardware.choose_compile("auto", device, attention)
-    network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, config)
-    if compiled:
-        hardware.compile_layers(model)
-    sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
+    network, optimizers = _make_network(shape, config, vocab_size, attention, device, compiled=compiled)
+    model, sums, keep = network.model, StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
     timed: list[tuple[float, float]] = []
     for examples in BATCHES[device.type]:
         micro_batch_tokens = hardware.choose_micro_batch_tokens(
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
         )
-        batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
-        graphs = StepGraphs(model, optimizers, dtype) if compiled else None
+        batch = _random_batch(vocab_size, examples, LENGTH, micro_batch_tokens).to(device)
+        graphs = StepGraphs(model, optimizers) if compiled else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
             train_step(
@@ -142,6 +139,59 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
             break  # larger batches hardly raise the throughput
     update_time = _median_seconds(lambda: update(optimizers, 1e-4, keep), device) if len(timed) == 1 else None
     return speed_of(size, timed, update_time, has_launches=device.type == "cuda")
+
+
+def _make_network(
+    model_config: ModelConfig, config: TrainConfig, vocab_size: int, attention: str, device: torch.device, *,
+    compiled: bool,
+) -> tuple[PretrainingLoss, Optimizers]:  # fmt: skip
+    model = BertForPreTraining(model_config, vocab_size, attention=attention)
+    model.initialize(0)
+    model.encoder.activation_checkpointing = config.activation_checkpointing
+    model.to(device).train()
+    if compiled:
+        hardware.compile_layers(model)
+    return PretrainingLoss(model, compiled=compiled), make_optimizers(model, config)
+
+
+def compile_ahead(config: Config) -> Iterator[None]:
+    """Import and compile for CUDA what the first training step of a configuration needs, and run one micro-batch.
+
+    The compiled code stays in this process. The work is done in parts, so that the caller can stop between them.
+    """
+    train, length, vocab_size = config.train, config.data.max_seq_length, config.vocab.size
+    device = hardware.choose_device(train.device)
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)
+    from torch._inductor.async_compile import AsyncCompile  # slow to import
+
+    AsyncCompile.wakeup()  # its processes start while this one goes on importing
+    yield
+    dtype = hardware.choose_precision(train.precision, device).dtype
+    attention, _ = choose_attention(
+        train.attention, device, dtype,
+        hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob, longest=length,
+        is_timed=False,  # other threads would distort the times
+    )  # fmt: skip
+    yield
+    if not hardware.choose_compile(train.compile, device, attention)[0]:
+        return
+    with torch.random.fork_rng(devices=[device]):
+        network, optimizers = _make_network(config.model, train, vocab_size, attention, device, compiled=True)
+        yield
+        tokens = hardware.choose_micro_batch_tokens(train, network.model, length, device, dtype)
+        examples = max(1, min(train.global_batch_size, tokens // length))
+        batch = _random_batch(vocab_size, examples, length, tokens).to(device)
+        train_step(
+            network, optimizers, batch, StepSums.zeros(device), seed=0, step=0, learning_rate=0.0, max_grad_norm=1.0,
+            dtype=dtype,
+        )  # fmt: skip
+        torch.cuda.synchronize(device)
+    del network, optimizers, batch
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _throughput(timed: tuple[float, float]) -> float:
@@ -181,16 +231,16 @@ def _median_seconds(call: Callable[[], None], device: torch.device) -> float:
     return sorted(times[1:])[TIMED_STEPS // 2]
 
 
-def _random_batch(vocab_size: int, examples: int, micro_batch_tokens: int) -> GlobalBatch:
-    """Return a batch of full-length examples with random tokens, pairs and masks."""
+def _random_batch(vocab_size: int, examples: int, length: int, micro_batch_tokens: int) -> GlobalBatch:
+    """Return a batch of examples of `length` random tokens, with random pairs and masks."""
     rng = np.random.default_rng(0)
-    num_masked = round(MASKED_SHARE * LENGTH)
-    offsets = np.arange(examples + 1, dtype=np.int64) * LENGTH
-    positions = np.sort(rng.permuted(np.tile(np.arange(1, LENGTH - 1), (examples, 1)), axis=1)[:, :num_masked], axis=1)
+    num_masked = round(MASKED_SHARE * length)
+    offsets = np.arange(examples + 1, dtype=np.int64) * length
+    positions = np.sort(rng.permuted(np.tile(np.arange(1, length - 1), (examples, 1)), axis=1)[:, :num_masked], axis=1)
     drawn = Examples(
-        rng.integers(0, vocab_size, examples * LENGTH).astype(np.uint16),
+        rng.integers(0, vocab_size, examples * length).astype(np.uint16),
         offsets,
-        np.full(examples, LENGTH // 2, dtype=np.uint16),
+        np.full(examples, length // 2, dtype=np.uint16),
         Masks(
             positions.astype(np.uint16).ravel(),
             rng.integers(0, vocab_size, examples * num_masked).astype(np.uint16),
@@ -198,5 +248,5 @@ def _random_batch(vocab_size: int, examples: int, micro_batch_tokens: int) -> Gl
         ),
         rng.integers(0, 2, examples).astype(np.uint8),
     )
-    assigned = assign_by_length(drawn.lengths, max(LENGTH, micro_batch_tokens), rank=0, num_ranks=1)
+    assigned = assign_by_length(drawn.lengths, max(length, micro_batch_tokens), rank=0, num_ranks=1)
     return global_batch_of([(drawn, np.arange(examples))], assigned)

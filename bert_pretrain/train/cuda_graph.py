@@ -1,9 +1,10 @@
-"""CUDA graphs of whole training steps, for small models that are limited by kernel launches.
+"""CUDA graphs of whole training steps, so that the GPU never waits for the host.
 
-A step launches hundreds of kernels. For a small model, launching them takes longer than running them. A graph captures
-forward and backward pass, gradient clipping and optimizer update, and replays them with one launch. Its shapes are
-fixed, so micro-batches and their labels are padded at the end. Whether a capture is correct depends on GPU and driver,
-so the first result of each graph is compared with a step without a graph and then discarded.
+A step launches hundreds of kernels. For a small model, launching them takes longer than running them; for BERT-Base it
+does so whenever the host is busy, for example with the next batch. A graph captures forward and backward pass, gradient
+clipping and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and their labels
+are padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each graph is
+compared with a step without a graph and then discarded.
 """
 
 import contextlib
@@ -14,15 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6  # per step, layer and launch; compiled, on an H100
-TYPICAL_MFU = 0.4
+FREE_MEMORY_SHARE = 0.9  # of the device's free memory, for the first graph
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
 # relative to the update. The limit of weights is larger, because sums of gradients are not deterministic.
 MAX_DIFFERENCES = (1e-4, 0.3)
@@ -58,16 +56,15 @@ class StepGraphs:
     """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
     The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
-    runs without it for comparison. No graph is used if it would not be faster, if a step has several micro-batches, if
+    runs without it for comparison. No graph is used if its memory is not free, if a step has several micro-batches, if
     there are already `MAX_GRAPHS` shapes, or after a failed capture or a wrong result.
     """
 
     has_failed: ClassVar[bool] = False  # if True, no step of this process uses a graph
 
-    def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
+    def __init__(self, model: BertForPreTraining, optimizers: Optimizers) -> None:
         self._model, self._optimizers = model, optimizers
         device = model.mlm_head.bias.device
-        self._peak = peak_flops(device, dtype)
         self._pool: Any = None
         self._stream: Any = None
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)
@@ -85,13 +82,16 @@ class StepGraphs:
         `seed` seeds the generator for dropout. `metrics` are the tensors that a step changes besides weights and
         optimizer state. They must be the same objects in every step.
         """
-        if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1 or not self.is_worthwhile(batch):
+        if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1:
             return False
         (micro_batch,) = batch.micro_batches
         shape = (*(len(tensor) for tensor in micro_batch.tensors().values()), micro_batch.max_seqlen)
         if shape not in self._graphs:
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[shape] = None
+            return False
+        if self._pool is None and not self.has_room():
+            self._is_dropped = True
             return False
 
         def launch(graph: Graph) -> None:
@@ -151,10 +151,13 @@ class StepGraphs:
                 break
         self._trials = []
 
-    def is_worthwhile(self, batch: GlobalBatch) -> bool:
-        """Return whether launching a step's kernels takes longer than running them."""
-        model = self._model
-        return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
+    def has_room(self) -> bool:
+        """Return whether the memory of a step is free a second time: graphs share a pool that nothing else can use."""
+        device = self._counts.device
+        if device.type != "cuda":
+            return False
+        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        return needed < FREE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Capture the kernels of `compute` and return a function that launches them. Restore torch on failure."""
@@ -203,9 +206,3 @@ class StepGraphs:
         self._trials = []
         self._is_dropped = True
         return had_graphs
-
-
-def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
-    """Return whether launching kernels takes longer than the `flops` of a step. False if the peak is unknown."""
-    launch_seconds = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
-    return peak_flops is not None and launch_seconds > flops / (TYPICAL_MFU * peak_flops)

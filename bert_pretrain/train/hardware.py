@@ -15,7 +15,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.loss import BLOCK_ROWS
+from bert_pretrain.train.loss import BLOCK_ROWS, SOFTMAX_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
 CPU_MICRO_BATCH_TOKENS = 4096  # more tokens, up to 16,384, are equally fast and need more memory
@@ -129,22 +129,26 @@ def compile_layers(
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
-        module.forward = _with_dynamic_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
+        module.forward = _compiled(module.forward, backend, strict)
 
 
-def _with_dynamic_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Mark the first dimension of every input of a compiled function as dynamic.
+def _compiled(forward: Callable[..., Tensor], backend: str | Callable[..., Any], strict: bool) -> Callable[..., Tensor]:
+    """Compile a function for training, with a dynamic first dimension of every input.
 
     Otherwise the compiler specializes on the first length and recompiles at the second. `dynamic=True` would also make
-    the widths of matrices dynamic.
+    the widths of matrices dynamic. Without gradients the original runs: an evaluation takes less time than compiling.
     """
+    compiled = torch.compile(forward, backend=backend, fullgraph=strict)
 
     def marked(*inputs: Tensor | Layout) -> Tensor:
+        if not torch.is_grad_enabled():
+            return forward(*inputs)
         for each in inputs:
             for tensor in (each,) if isinstance(each, Tensor) else (each.cu_seqlens, each.slots, each.mask):
                 if tensor is not None:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return forward(*inputs)
+        result: Tensor = compiled(*inputs)
+        return result
 
     return marked
 
@@ -187,8 +191,9 @@ def state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dty
 
 
 def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
-    """Return the bytes of a block of logits and of the tied matrix's gradient: each once in `dtype`, twice in fp32."""
-    return (dtype.itemsize + 8) * model.vocab_size * (BLOCK_ROWS + model.config.hidden_size)
+    """Return the bytes of logits and of the tied matrix's gradient on CUDA: in `dtype`, and partly twice in fp32."""
+    rows = dtype.itemsize * BLOCK_ROWS["cuda"] + 8 * SOFTMAX_ROWS["cuda"]
+    return model.vocab_size * (rows + (dtype.itemsize + 8) * model.config.hidden_size)
 
 
 def activation_bytes_per_token(

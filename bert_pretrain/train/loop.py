@@ -105,7 +105,7 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
 def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
     # CUDA graphs cannot communicate with other ranks, nor reset the random generator as activation checkpointing does.
     is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
-    return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
+    return StepGraphs(state.model, state.optimizers) if is_possible else None
 
 
 def _step(

@@ -19,8 +19,8 @@ from torch.func import functional_call
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.packing import Batch
 
-BLOCK_ROWS = 1024  # masked rows with logits in memory at a time
-SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}  # rows with fp32 logits at a time; on CPU few, to stay in the cache
+# Masked rows with logits in memory at a time, and with fp32 logits (not if compiled). On CPU few, to stay in the cache.
+BLOCK_ROWS, SOFTMAX_ROWS = {"cpu": 1024, "cuda": 4096}, {"cpu": 64, "cuda": 1024}
 ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is slower for odd numbers of rows
 COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
 ARGMAX_GROUP = 128
@@ -48,7 +48,7 @@ class PretrainingLoss(nn.Module):
         self.model, self.compiled = model, compiled
 
     def forward(self, batch: Batch) -> LossSums:
-        return pretraining_loss(self.model, batch, compiled=self.compiled)
+        return pretraining_loss(self.model, batch, compiled=self.compiled and torch.is_grad_enabled())
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
@@ -106,7 +106,7 @@ def masked_lm_loss(
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
     `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
-    Rows with the label `IGNORED` are skipped. With `compiled`, the softmax is a kernel made by `torch.compile`.
+    Rows with the label `IGNORED` are skipped. With `compiled`, `torch.compile` makes the softmax and its gradient.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -134,23 +134,28 @@ class _DecoderLoss(torch.autograd.Function):
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
-        softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
         # The softmax is faster if no label is `IGNORED`, as those of a batch's tail are. On CUDA, looking at the labels
         # would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
+        block_rows, softmax_rows = BLOCK_ROWS[features.device.type], SOFTMAX_ROWS[features.device.type]
         # All blocks share a buffer, because its allocation takes as long as the matrix products.
-        buffer = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
-        num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
-        for start in range(0, num_rows, BLOCK_ROWS):
-            block = slice(start, min(start + BLOCK_ROWS, len(rows)))
+        buffer = rows.new_empty(min(block_rows, len(rows)), len(decoder))
+        for start in range(0, num_rows, block_rows):
+            block = slice(start, min(start + block_rows, len(rows)))
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
             targets = labels[block]  # excludes padding rows
-            parts = (torch.split(each, num_softmax_rows) for each in (logits[: len(targets)], targets))
-            for part, part_labels in zip(*parts, strict=True):
-                part_loss, part_correct = softmax_in_place(
-                    part, bias_row, part_labels, factor, d_bias if with_gradient else None, has_tail
-                )
+            if compiled and features.device.type == "cuda":
+                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, with_gradient)]
+                if with_gradient:  # eight equal rows, because a product of a single row is slower
+                    d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
+            else:
+                parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets))
+                results = [
+                    _softmax_in_place(part, bias_row, part_labels, factor, d_bias if with_gradient else None, has_tail)
+                    for part, part_labels in zip(*parts, strict=True)
+                ]
+            for part_loss, part_correct in results:
                 loss += part_loss
                 correct += part_correct
             if with_gradient:  # `logits` now holds its gradient
@@ -184,8 +189,8 @@ def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
-    softmax = torch.compile(_softmax_in_place, backend=backend, fullgraph=True)
+    """Return `_fused_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
+    softmax = torch.compile(_fused_softmax_in_place, backend=backend, fullgraph=True)
 
     def compiled(logits: Tensor, bias: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         for tensor in (logits, labels):
@@ -193,6 +198,28 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
         return softmax(logits, bias, labels, *rest)
 
     return compiled
+
+
+def _fused_softmax_in_place(
+    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Do the same as `_softmax_in_place`, except for `d_bias`, with operators that the compiler fuses.
+
+    One kernel reads the logits and writes their gradient. Its sum over rows is left to a matrix product: as a reduction
+    over columns it would take twice as long as this kernel.
+    """
+    fp32_logits = logits.float() + bias  # (rows, columns), never in memory
+    is_target = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]  # nowhere if `IGNORED`
+    is_real = labels >= 0
+    largest = fp32_logits.amax(dim=1, keepdim=True)
+    exponentials = (fp32_logits - largest).exp()
+    sums = exponentials.sum(dim=1, keepdim=True)
+    target_logits = fp32_logits.masked_fill(~is_target, 0.0).sum(dim=1)
+    loss = ((largest + sums.log())[:, 0] - target_logits).masked_fill(~is_real, 0.0).sum()
+    correct = (fp32_logits.argmax(dim=1) == labels).sum()
+    if with_gradient:
+        logits.copy_((exponentials / sums - is_target.float()) * (is_real * factor)[:, None])
+    return loss, correct
 
 
 def _softmax_in_place(

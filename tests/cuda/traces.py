@@ -154,7 +154,7 @@ def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, A
 class TracedGraphs(StepGraphs):
     """Records the operators of a capture in place of a CUDA graph."""
 
-    def is_worthwhile(self, batch: GlobalBatch) -> bool:
+    def has_room(self) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -193,7 +193,7 @@ def _captured(combination: Combination, batches: list[GlobalBatch], backend: Any
             config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs, backend=backend
         )
         for batch in batches:
-            graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
+            graphs = TracedGraphs(state.model, state.optimizers)
             for step in range(3):
                 with Recorder() as outside:
                     run_step(state, config, fake_global_batch(mode, batch), step, graphs)

@@ -29,6 +29,12 @@ print(json.dumps({
 CUDA = torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def _clear_caches() -> None:
+    for cached in (backend._short_obstacle, backend._time_short):
+        cached.cache_clear()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is for Linux")
 def test_context_and_gradient_equal_attention() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}  # read when Triton is imported; it has no bf16
@@ -62,19 +68,22 @@ def test_kernels_are_used_if_correct_and_faster(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(backend, "short_attention_error", lambda *_: error)
     monkeypatch.setattr(backend, "_time_ratio_to_flash", lambda *_: ratio)
-    use_short, message = backend.try_short.__wrapped__(CUDA, torch.bfloat16, width, longest)
+    use_short, message = backend.try_short(CUDA, torch.bfloat16, width, longest)
     assert use_short == used
     assert reason in message
+    untimed, _ = backend.try_short(CUDA, torch.bfloat16, width, longest, is_timed=False)
+    assert untimed == (used or ratio > 1)
 
 
 def test_flash_attention_is_used_without_triton_or_if_the_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST) == (
+    assert backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST) == (
         False, "Triton is not installed",
     )  # fmt: skip
     monkeypatch.undo()
+    backend._short_obstacle.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    use_short, reason = backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)  # there is no CUDA here
+    use_short, reason = backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)  # there is no CUDA here
     assert not use_short
     assert "the Triton kernels failed" in reason
 
@@ -88,7 +97,7 @@ def test_error_that_leaves_cuda_unusable_names_the_setting(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="illegal memory access") as raised:
-        backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)
+        backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)
     assert "varlen" in str(raised.value.remedy)
 
 

@@ -6,9 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from bert_pretrain.config import ModelConfig
-from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_dominate
-from bert_pretrain.train.packing import IGNORED, GlobalBatch
+from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs
+from bert_pretrain.train.packing import IGNORED
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_state, take_steps, tiny, without_pairs
@@ -26,7 +25,7 @@ class Launches(StepGraphs):
 
     captured = launched = 0
 
-    def is_worthwhile(self, batch: GlobalBatch) -> bool:
+    def has_room(self) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -53,7 +52,7 @@ def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pa
     batches = [cut_alike(make_examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
     batches = batches if pairs else [without_pairs(batch) for batch in batches]
     states = [make_state(config, loss_scale=LossScale.start(CPU) if scaled else None) for _ in range(2)]
-    graphs = Launches(states[1].model, states[1].optimizers, torch.float32)
+    graphs = Launches(states[1].model, states[1].optimizers)
     plain, static = train(states[0], batches * 2, graphs=None), train(states[1], batches * 2, graphs=graphs)
     assert static == plain
     for name, expected in states[0].tensors().items():
@@ -94,18 +93,18 @@ class Repeats(Launches):
 def test_a_failed_or_wrong_capture_does_not_change_the_run(capsys, wrong: type[Launches]) -> None:
     batch = cut_alike(make_examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny()) for _ in range(3)]
-    graphs = wrong(states[1].model, states[1].optimizers, torch.float32)
+    graphs = wrong(states[1].model, states[1].optimizers)
     assert train(states[1], [batch] * 4, graphs=graphs) == train(states[0], [batch] * 4, graphs=None)
     assert capsys.readouterr().out.count("not captured") == 1
     assert not graphs.drop()
-    another = Launches(states[2].model, states[2].optimizers, torch.float32)
+    another = Launches(states[2].model, states[2].optimizers)
     train(states[2], [batch] * 3, graphs=another)
     assert another.captured == 0  # one failure is enough for a process
 
 
 def test_several_micro_batches_and_too_many_shapes_are_not_captured() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
-    graphs = Launches(state.model, state.optimizers, torch.float32)
+    graphs = Launches(state.model, state.optimizers)
     train(state, [cut_alike(make_examples(64), 500, 32, 16.5)] * 3, graphs=graphs)
     assert graphs.captured == 0
     for rows in range(20, MAX_GRAPHS + 24):
@@ -114,22 +113,9 @@ def test_several_micro_batches_and_too_many_shapes_are_not_captured() -> None:
     assert graphs.drop()
     train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=graphs)
     assert graphs.captured == MAX_GRAPHS
-    plain = StepGraphs(state.model, state.optimizers, torch.float32)  # the peak of a CPU is unknown
+    plain = StepGraphs(state.model, state.optimizers)  # a CPU has no graphs
     train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=plain)
     assert not plain.drop()
-
-
-@pytest.mark.parametrize(
-    ("layers", "flops", "peak", "dominate"),
-    [
-        (4, 1.0e12, 989e12, True),  # 4 layers of 256, 256 examples of 128, on an H100: 422 launches take 18 ms
-        (12, 16e12, 989e12, False),  # Base: 34 ms, and 40 ms of arithmetic
-        (4, 1.0e12, 65e12, False),  # on a T4
-        (4, 1.0e12, None, False),  # on a GPU with an unknown peak
-    ],
-)
-def test_only_launch_bound_steps_are_captured(layers: int, flops: float, peak: float | None, dominate: bool) -> None:
-    assert launches_dominate(ModelConfig(num_hidden_layers=layers), flops, peak) == dominate
 
 
 class Counted(Launches):
@@ -158,7 +144,7 @@ def test_graphs_and_failed_captures_on_a_gpu(kind: type[Counted], optimizer: str
         return [metrics.loss for metrics in take_steps(state, batches * 4, torch.bfloat16, graphs=graphs)]
 
     states = [make_state(config, attention="varlen", compiled=True, device="cuda") for _ in range(2)]
-    graphs = kind(states[1].model, states[1].optimizers, torch.bfloat16)
+    graphs = kind(states[1].model, states[1].optimizers)
     assert losses(states[1], graphs) == pytest.approx(losses(states[0], None), rel=1e-3)
     assert (graphs.launched > 0) == (kind is Counted)
     torch.cuda.empty_cache()

@@ -15,6 +15,8 @@ import torch
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.attention_backend import short_attention_error
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.dropout import dropout
+from bert_pretrain.plan.timing import compile_ahead
 from bert_pretrain.train import hardware
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
 from bert_pretrain.train.loss import PretrainingLoss
@@ -181,6 +183,35 @@ def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path() -> None:
 @pytest.mark.parametrize(("width", "longest"), [(16, 5), (32, 100), (64, 16), (64, 32), (64, 64), (64, 128)])
 def test_kernels_for_short_sequences_are_right(dtype: torch.dtype, width: int, longest: int) -> None:
     assert short_attention_error(CUDA, dtype, width, longest) < (6e-3 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_compiled_dropout_has_its_rate_and_repeats_with_the_seed() -> None:
+    drop = torch.compile(lambda values: dropout(values, 0.1), fullgraph=True)
+    values = torch.ones(1000, 4096, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    torch.manual_seed(1)
+    first = drop(values)
+    first.sum().backward()
+    torch.manual_seed(1)
+    second, third = drop(values), drop(values)
+    assert torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert (first == 0).double().mean().item() == pytest.approx(26 / 256, abs=1e-3)
+    assert torch.equal(values.grad, first)  # the backward pass has the same mask
+
+
+def test_training_compiles_nothing_after_compile_ahead(fit: Fit, tmp_path: Path) -> None:
+    sizes, train = {"attention_probs_dropout_prob": 0.0}, {"device": "cuda", "precision": "bf16", "max_steps": 3}
+    train |= {"global_batch_size": 256, "micro_batch_tokens": "auto"}
+    config = tiny(model=sizes, **train)
+    data, vocab = config.data.model_copy(update={"max_seq_length": 32}), {"size": conftest.VOCAB_SIZE}
+    planned = {"data": data, "vocab": config.vocab.model_copy(update=vocab)}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    parts = len(list(compile_ahead(config.model_copy(update=planned))))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert (parts, before) == (3, 4)  # the embeddings, a layer, the masked language model head and the softmax
+    fit(tmp_path / "run", model=sizes, **train)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
