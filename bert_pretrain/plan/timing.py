@@ -166,7 +166,7 @@ def compile_ahead(config: Config) -> Iterator[None]:
     torch.cuda.set_device(device)
     from torch._inductor.async_compile import AsyncCompile  # slow to import
 
-    AsyncCompile.wakeup()  # its processes start while this one goes on importing
+    AsyncCompile.wakeup()  # starts its processes while this one imports the rest
     yield
     dtype = hardware.choose_precision(train.precision, device).dtype
     attention, _ = choose_attention(
