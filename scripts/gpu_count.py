@@ -27,10 +27,12 @@ OUTSIDE_LAUNCHES = 226  # launches per step outside the layers
 GRAPH_LAUNCHES = 20  # launches per step as one CUDA graph: copies of the batch to the device and the graph's inputs
 IDLE_SECONDS = 2e-3  # between two steps
 EMBEDDINGS_U = 24
-VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
+VOCABULARY, MASKED_SHARE = 30_528, 0.15
 OPTIMIZER_BYTES = 40  # per weight, for AdamW and gradient clipping
 CAST_BYTES = 12  # per weight
-LOGIT_BYTES = 20  # per logit
+# By whether the step is a recorded one: bytes per logit, and masked rows in a block, after which the gradient of the
+# decoder is read and written.
+LOGIT_BYTES, BLOCK_ROWS = {True: 20, False: 8}, {True: 1024, False: 4096}
 DECODER_BYTES = 12  # per value of the decoder's gradient
 
 
@@ -58,7 +60,7 @@ def unit(step: Step) -> float:
     return 2.0 * step.tokens * step.hidden
 
 
-def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float) -> float:
+def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float, is_recorded: bool = False) -> float:
     """Return the milliseconds of a step.
 
     `layer_bytes` is the memory traffic of a layer outside matrix products and attention; `launches` is per layer.
@@ -67,8 +69,8 @@ def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float
     weights = 12 * step.layers * step.hidden**2
     products = 6.0 * (weights * step.tokens + matrix * masked)
     moved = step.layers * (layer_bytes + attention_u * unit(step)) + EMBEDDINGS_U * unit(step)
-    moved += OPTIMIZER_BYTES * (weights + matrix) + LOGIT_BYTES * masked * VOCABULARY
-    moved += DECODER_BYTES * matrix * -(-masked // BLOCK_ROWS)
+    moved += OPTIMIZER_BYTES * (weights + matrix) + LOGIT_BYTES[is_recorded] * masked * VOCABULARY
+    moved += DECODER_BYTES * matrix * -(-masked // BLOCK_ROWS[is_recorded])
     scores = 14.0 * step.layers * step.tokens * step.length * step.hidden if step.length > 128 else 0.0
     seconds = products / MATMUL_FLOPS + moved / BYTES_PER_SECOND + scores / SCORE_FLOPS + IDLE_SECONDS
     return 1e3 * max(seconds, (step.layers * launches + OUTSIDE_LAUNCHES) * LAUNCH_SECONDS)
@@ -99,7 +101,7 @@ def main() -> None:
             moved, launches = count(step.hidden, step.tokens, step.length, attention, is_recorded).values()
             if not is_recorded:  # two launches cast the weights, outside the layer
                 moved, launches = moved + CAST_BYTES * 12 * step.hidden**2, launches + 2
-            time = estimate(step, moved, launches, attention_u)
+            time = estimate(step, moved, launches, attention_u, is_recorded)
             recorded = f"{step.milliseconds} ({time / step.milliseconds - 1:+.0%})" if is_recorded else ""
             traffic = moved / unit(step) + attention_u
             print(f"| {step.name} | {name} | {traffic:.0f} | {launches:.0f} | {time:.1f} | {recorded} |", flush=True)

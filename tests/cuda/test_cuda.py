@@ -107,5 +107,5 @@ def test_memory_traffic_and_launches_of_a_layer(on_fake_cuda: OnFakeCuda) -> Non
 @pytest.mark.parametrize("step", gpu_count.RECORDED, ids=lambda step: step.name)
 def test_estimate_reproduces_the_recorded_steps(on_fake_cuda: OnFakeCuda, step: gpu_count.Step) -> None:
     counts = on_fake_cuda("layers.count", step.hidden, step.tokens, step.length, "varlen", True)
-    estimate = gpu_count.estimate(step, counts["bytes"], counts["launches"], sum(gpu_count.ATTENTION_U["varlen"]))
+    estimate = gpu_count.estimate(step, counts["bytes"], counts["launches"], sum(gpu_count.ATTENTION_U["varlen"]), True)
     assert estimate == pytest.approx(step.milliseconds, rel=0.15)
