@@ -10,8 +10,10 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -39,9 +41,14 @@ def batch_of(row: Row) -> int:
     return 1 << round(math.log2(row["tokens"] / row["steps"]))
 
 
+def counted(row: Row) -> float:
+    """Return the million tokens of a run, where repeated text counts less. Runs without `epochs` repeat no text."""
+    return law.counted(row["tokens"] / 1e6, row.get("epochs", 1.0))
+
+
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss that a curve predicts for a run."""
-    weights, tokens = size_of(row).weights / 1e6, row["tokens"] / 1e6
+    weights, tokens = size_of(row).weights / 1e6, counted(row)
     loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"])
     return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
@@ -77,6 +84,30 @@ def vocab_power(rows: Sequence[Row], curve: Curve) -> float:
             log_size = math.log(row["vocab_size"] / VOCAB_SIZE)
             powers.append(VOCAB_POWER + math.log(row["mlm_loss"] / loss_of(curve, row)) / log_size)
     return float(np.mean(powers))
+
+
+def half_life(rows: Sequence[Row], curve: Curve) -> float:
+    """Return the half-life of repeated text, in epochs, at which the curve matches the runs of ten epochs or more."""
+
+    def log_ratios(half_lives: np.ndarray) -> np.ndarray:
+        with mock.patch.object(law, "REPETITION_HALF_LIFE", float(half_lives[0])):
+            return np.log([loss_of(curve, row) / row["mlm_loss"] for row in rows if row.get("epochs", 1.0) >= 10.0])
+
+    return float(least_squares(log_ratios, [law.REPETITION_HALF_LIFE], diff_step=1e-3).x[0])
+
+
+def nsp_curve(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the middle of the next-sentence curve of each language, in million tokens, and the power of both."""
+    measured = [row for row in rows if row["nsp_accuracy"] is not None]
+    tokens, accuracies = (np.array([value(row) for row in measured]) for value in (counted, itemgetter("nsp_accuracy")))
+    is_chinese = np.array([row["language"] == "zh" for row in measured])
+
+    def differences(parameters: np.ndarray) -> np.ndarray:
+        english, chinese, power = np.exp(parameters)
+        odds = (tokens / np.where(is_chinese, chinese, english)) ** power
+        return 0.5 + (law.NSP_MAX - 0.5) * odds / (1.0 + odds) - accuracies
+
+    return dict(zip(("en", "zh", "power"), np.exp(least_squares(differences, [1.0, 0.0, 0.0]).x).tolist(), strict=True))
 
 
 def left_out(rows: Sequence[Row]) -> list[tuple[str, Row, float, bool]]:
@@ -117,7 +148,10 @@ def main() -> None:
     curves = fits(rows)
     for language, curve in curves.items():
         print(f'"{language}": {curve}')
-    print(f"power of the vocabulary size: {vocab_power(_of_language(rows, 'en'), curves['en']):.3f}")
+    english = _of_language(rows, "en")
+    print(f"power of the vocabulary size: {vocab_power(english, curves['en']):.3f}")
+    print(f"half-life of repeated text: {half_life(english, curves['en']):.1f} epochs")
+    print("next sentence:", ", ".join(f"{name} {value:.2f}" for name, value in nsp_curve(rows).items()))
     forecasts = left_out(rows)
     for name, row, loss, is_inside in forecasts:
         verdict = "inside" if is_inside else "OUTSIDE"
