@@ -106,7 +106,7 @@ def run_pipeline(
 class CompilesAhead:
     """A context in which a thread compiles the training step, if there is an NVIDIA driver.
 
-    So a training starts sooner after its data. Errors are ignored: the training reports them when it meets them.
+    Training then starts sooner. Errors are ignored here, because the training meets and reports them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -123,7 +123,7 @@ class CompilesAhead:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until everything is compiled; after the end of the context, until the current part is."""
+        """Wait until everything is compiled, or at the end of the context, until the current part is."""
         if self._thread.is_alive():
             self._thread.join()
 

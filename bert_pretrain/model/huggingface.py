@@ -147,10 +147,8 @@ def load_model(
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
-    backend, _ = choose_attention(
-        attention, device, dtype,
-        hidden_size=config.hidden_size, num_heads=config.num_attention_heads, dropout_rate=0.0,
-    )  # fmt: skip
+    size: dict[str, Any] = {"hidden_size": config.hidden_size, "num_heads": config.num_attention_heads}
+    backend, _ = choose_attention(attention, device, dtype, **size, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:

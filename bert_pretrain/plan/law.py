@@ -46,11 +46,11 @@ class Curve(NamedTuple):
 
 # English stands for all text written with letters.
 CURVES = {"en": Curve(2.0, 0.1657, 0.1756, 52.7125, 0.0394), "zh": Curve(2.0, 0.0442, 0.1756, 52.7125, 0.0711)}
-# Range of the measured runs: networks (of 1,000 steps or more), vocabularies, million tokens, tokens per batch. Twice as
-# many tokens change the forecast by 3 %, less than the margin, so they count as measured.
+# Range of the measured runs: networks (of 1,000 steps or more), vocabularies, million tokens, tokens per batch. Twice
+# the tokens also count as measured, because they change the forecast by 3 %, which is less than the margin.
 MEASURED_SIZES, MEASURED_VOCAB_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}, (4096, 30_522)
 MAX_MEASURED_TOKENS, MAX_MEASURED_BATCH_TOKENS = 561.040911, 131_072
-CONFIRMED_SIZES = {Size(4, 512)}  # one long run: inside the range of the forecast, but chosen with as many tokens only
+CONFIRMED_SIZES = {Size(4, 512)}  # has one long run: forecast as a measured size, but not chosen for fewer tokens
 # Margins in addition to the spread: MARGIN for other corpora, machines and held-out documents; MARGINS_BEYOND (below,
 # above) outside the measured range, so that they contain a run of an earlier recipe that was 24 % above, on an H100.
 MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)

@@ -113,10 +113,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     """Time steps with a few batch sizes; with only one batch size, also the optimizer update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
-    attention, _ = choose_attention(
-        setting, device, dtype,
-        hidden_size=shape.hidden_size, num_heads=shape.num_attention_heads, dropout_rate=0.0, longest=LENGTH,
-    )  # fmt: skip
+    attention = _choose_attention(setting, shape, LENGTH, device, dtype, is_timed=True)
     compiled, _ = hardware.choose_compile("auto", device, attention)
     network, optimizers = _make_network(shape, config, vocab_size, attention, device, compiled=compiled)
     model, sums, keep = network.model, StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
@@ -141,6 +138,15 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     return speed_of(size, timed, update_time, has_launches=device.type == "cuda")
 
 
+def _choose_attention(
+    setting: str, model: ModelConfig, length: int, device: torch.device, dtype: torch.dtype, *, is_timed: bool
+) -> str:
+    return choose_attention(
+        setting, device, dtype, hidden_size=model.hidden_size, num_heads=model.num_attention_heads,
+        dropout_rate=model.attention_probs_dropout_prob, longest=length, is_timed=is_timed,
+    )[0]  # fmt: skip
+
+
 def _make_network(
     model_config: ModelConfig, config: TrainConfig, vocab_size: int, attention: str, device: torch.device, *,
     compiled: bool,
@@ -155,9 +161,9 @@ def _make_network(
 
 
 def compile_ahead(config: Config) -> Iterator[None]:
-    """Import and compile for CUDA what the first training step of a configuration needs, and run one micro-batch.
+    """Import and compile for CUDA what the first training step of a configuration needs, and run one step.
 
-    The compiled code stays in this process. The work is done in parts, so that the caller can stop between them.
+    The compiled code stays in this process. The caller can stop between the parts of the work.
     """
     train, length, vocab_size = config.train, config.data.max_seq_length, config.vocab.size
     device = hardware.choose_device(train.device)
@@ -169,12 +175,8 @@ def compile_ahead(config: Config) -> Iterator[None]:
     AsyncCompile.wakeup()  # starts its processes while this one imports the rest
     yield
     dtype = hardware.choose_precision(train.precision, device).dtype
-    attention, _ = choose_attention(
-        train.attention, device, dtype,
-        hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
-        dropout_rate=config.model.attention_probs_dropout_prob, longest=length,
-        is_timed=False,  # other threads would distort the times
-    )  # fmt: skip
+    # Other threads would distort the times of the kernels.
+    attention = _choose_attention(train.attention, config.model, length, device, dtype, is_timed=False)
     yield
     if not hardware.choose_compile(train.compile, device, attention)[0]:
         return

@@ -1,10 +1,10 @@
 """CUDA graphs of whole training steps, so that the GPU never waits for the host.
 
-A step launches hundreds of kernels. For a small model, launching them takes longer than running them; for BERT-Base it
-does so whenever the host is busy, for example with the next batch. A graph captures forward and backward pass, gradient
-clipping and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and their labels
-are padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each graph is
-compared with a step without a graph and then discarded.
+A step launches hundreds of kernels. For a small model, launching them takes longer than running them. For BERT-Base it
+takes longer when the host is busy, for example with the next batch. A graph captures forward and backward pass,
+gradient clipping and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and
+their labels are padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each
+graph is compared with a step without a graph and then discarded.
 """
 
 import contextlib
@@ -152,7 +152,7 @@ class StepGraphs:
         self._trials = []
 
     def has_room(self) -> bool:
-        """Return whether the memory of a step is free a second time: graphs share a pool that nothing else can use."""
+        """Return whether the memory of a second step is free. Graphs share a pool that nothing else can use."""
         device = self._counts.device
         if device.type != "cuda":
             return False

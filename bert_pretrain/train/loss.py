@@ -19,7 +19,7 @@ from torch.func import functional_call
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.packing import Batch
 
-# Masked rows with logits in memory at a time, and with fp32 logits (not if compiled). On CPU few, to stay in the cache.
+# Masked rows with logits in memory at a time, and with fp32 logits if not compiled. On CPU few, to stay in the cache.
 BLOCK_ROWS, SOFTMAX_ROWS = {"cpu": 1024, "cuda": 4096}, {"cpu": 64, "cuda": 1024}
 ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is slower for odd numbers of rows
 COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
@@ -106,7 +106,7 @@ def masked_lm_loss(
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
     `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
-    Rows with the label `IGNORED` are skipped. With `compiled`, `torch.compile` makes the softmax and its gradient.
+    Rows with the label `IGNORED` are skipped. With `compiled`, `torch.compile` makes the softmax on CUDA.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -146,9 +146,9 @@ class _DecoderLoss(torch.autograd.Function):
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
             targets = labels[block]  # excludes padding rows
             if compiled and features.device.type == "cuda":
-                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, with_gradient)]
-                if with_gradient:  # eight equal rows, because a product of a single row is slower
-                    d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
+                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor)]
+                # Eight equal rows, because a product of a single row is slower.
+                d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
             else:
                 parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets))
                 results = [
@@ -200,13 +200,10 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     return compiled
 
 
-def _fused_softmax_in_place(
-    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, with_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Do the same as `_softmax_in_place`, except for `d_bias`, with operators that the compiler fuses.
+def _fused_softmax_in_place(logits: Tensor, bias: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Do the same as `_softmax_in_place` without `d_bias`, in one kernel that reads the logits and writes the gradient.
 
-    One kernel reads the logits and writes their gradient. Its sum over rows is left to a matrix product: as a reduction
-    over columns it would take twice as long as this kernel.
+    The caller sums the gradient over rows with a matrix product. A sum in a kernel would take longer than this kernel.
     """
     fp32_logits = logits.float() + bias  # (rows, columns), never in memory
     is_target = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]  # nowhere if `IGNORED`
@@ -217,8 +214,7 @@ def _fused_softmax_in_place(
     target_logits = fp32_logits.masked_fill(~is_target, 0.0).sum(dim=1)
     loss = ((largest + sums.log())[:, 0] - target_logits).masked_fill(~is_real, 0.0).sum()
     correct = (fp32_logits.argmax(dim=1) == labels).sum()
-    if with_gradient:
-        logits.copy_((exponentials / sums - is_target.float()) * (is_real * factor)[:, None])
+    logits.copy_((exponentials / sums - is_target.float()) * (is_real * factor)[:, None])
     return loss, correct
 
 

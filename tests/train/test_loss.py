@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from bert_pretrain.train import loss
 from bert_pretrain.train.loss import masked_lm_loss
+from bert_pretrain.train.packing import IGNORED
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) -> list[torch.Tensor]:
@@ -45,6 +46,19 @@ def test_autocast_loss_is_close_and_gradients_keep_their_dtypes(dtype: torch.dty
     theirs = torch.autograd.grad(expected, (features, weight, bias))
     assert [gradient.dtype for gradient in ours] == [dtype, torch.float32, torch.float32]
     torch.testing.assert_close([g.float() for g in ours], [g.float() for g in theirs], atol=0.1, rtol=0.05)
+
+
+def test_fused_softmax_equals_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, bias = torch.randn(37, 96, generator=generator), torch.randn(96, generator=generator)
+    bias[90:] = -torch.inf  # padded columns
+    labels = torch.randint(0, 90, (37,), generator=generator)
+    labels[-5:] = IGNORED
+    plain, fused, d_bias = logits.clone(), logits.clone(), torch.zeros(96)
+    expected = loss._softmax_in_place(plain, bias, labels, 2.0, d_bias, True)
+    torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, labels, 2.0), expected)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(fused.sum(dim=0), d_bias)
 
 
 def test_many_rows_with_one_label_do_not_overflow_fp16() -> None:
