@@ -10,7 +10,6 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.io.files import local_path
 
-DEFAULT = Settings()
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: by the ending.", "FORMAT", "--format")]
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
@@ -27,20 +26,20 @@ def finetune(
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
     epochs: Annotated[int | None, option("Passes over the rows; default: by their number.")] = None,
-    batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
+    batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
-    weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
+    weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = Settings.weight_decay,
     max_length: Annotated[int | None, option("Tokens per window; default: 128, for answer 384.")] = None,
     dropout: Annotated[float | None, option("Dropout; default: that of the model.")] = None,
     baselines: Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")] = False,
     no_baseline: Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")] = False,
-    seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
-    text_field: Annotated[str, option("Column of the text.", panel="classify")] = DEFAULT.text_field,
+    seed: Annotated[int, option("Seed for head, data order and split.")] = Settings.seed,
+    text_field: Annotated[str, option("Column of the text.", panel="classify")] = Settings.text_field,
     pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
-    label_field: Annotated[str, option("Column of the label.", panel="classify")] = DEFAULT.label_field,
+    label_field: Annotated[str, option("Column of the label.", panel="classify")] = Settings.label_field,
     regression: Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")] = False,
-    tokens_field: Annotated[str, option("Column of the words.", panel="tag")] = DEFAULT.tokens_field,
-    tags_field: Annotated[str, option("Column of the BIO tags.", panel="tag")] = DEFAULT.tags_field,
+    tokens_field: Annotated[str, option("Column of the words.", panel="tag")] = Settings.tokens_field,
+    tags_field: Annotated[str, option("Column of the BIO tags.", panel="tag")] = Settings.tags_field,
     tag_names: Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")] = None,
     stride: Annotated[int | None, option("Tokens shared by adjacent windows of a context.", panel="answer")] = None,
     max_answer_length: Annotated[int | None, option(_ANSWER, panel="answer")] = None,

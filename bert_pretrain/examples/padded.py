@@ -27,11 +27,9 @@ class PaddedBatch(dict[str, Tensor]):
 
 
 def _refuse_to_batch(*_: object, **__: object) -> NoReturn:
-    raise ConfigError(
-        "data.loader yields batches already, and this DataLoader would batch them again",
-        where="DataLoader(data.loader(…), batch_size=…)",
-        remedy="pass batch_size=None to DataLoader, and the batch size to data.loader",
-    )
+    what = "data.loader yields batches already, and this DataLoader would batch them again"
+    remedy = "pass batch_size=None to DataLoader, and the batch size to data.loader"
+    raise ConfigError(what, where="DataLoader(data.loader(…), batch_size=…)", remedy=remedy)
 
 
 default_collate_fn_map[PaddedBatch] = _refuse_to_batch

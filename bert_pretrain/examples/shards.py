@@ -2,7 +2,7 @@
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,9 +50,6 @@ class ShardRecord:
     bytes: _Number
     sha256: _Digest  # of the file; may change with the version of pyarrow
     content_hash: _Digest  # of the columns' values; the same on every machine and with every version
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _Split(BaseModel):
@@ -150,11 +147,9 @@ class DataFolder:
         """Load the tokenizer of these examples from the data folder."""
         tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
         if tokenizer.hash != self.manifest["tokenizer"].get("hash"):
-            raise DataError(
-                "the tokenizer in the data folder is not the one that made the data",
-                where=str(self.path / "tokenizer"),
-                remedy="run the make-data command of this data again: it restores the tokenizer",
-            )
+            what = "the tokenizer in the data folder is not the one that made the data"
+            remedy = "run the make-data command of this data again: it restores the tokenizer"
+            raise DataError(what, where=str(self.path / "tokenizer"), remedy=remedy)
         return tokenizer
 
     @cached_property
@@ -163,11 +158,9 @@ class DataFolder:
         try:
             return DataConfig.model_validate(self.manifest["config"].get("data"))
         except ValidationError as error:
-            raise DataError(
-                f"this version cannot read the configuration of the data: {first_problem(error)}",
-                where=str(self.path / MANIFEST),
-                remedy="use the version of bert-pretrain that made the data, or make it again with this version",
-            ) from error
+            what = f"this version cannot read the configuration of the data: {first_problem(error)}"
+            remedy = "use the version of bert-pretrain that made the data, or make it again with this version"
+            raise DataError(what, where=str(self.path / MANIFEST), remedy=remedy) from error
 
     @property
     def max_seq_length(self) -> int:

@@ -208,13 +208,11 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
 def _answer_positions(positions: list[tuple[int, int] | None], answers: list[TrueAnswer]) -> tuple[int, int]:
     """Return the first and last position of the first located answer, (0, 0) if the window lacks or cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
-    if begin == NOT_FOUND:
-        return 0, 0
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
     context = [(at, *characters) for at, characters in enumerate(positions) if characters is not None]
     covered = [token for token in context if token[1] < end and token[2] > begin]
-    if not covered:
+    if not covered:  # also without a located answer, which would begin and end before the first character
         return 0, 0
     is_cut_before = covered[0][1] > begin and covered[0] == context[0]
     is_cut_after = covered[-1][2] < end and covered[-1] == context[-1]

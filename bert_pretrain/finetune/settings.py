@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from bert_pretrain.errors import ConfigError
 
-TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # formats of files with labelled rows
-_TASK_FIELDS = {
+_TASK_FIELDS = {  # the settings of each task that the others do not have
     "classify": ("text_field", "pair_field", "label_field", "regression"),
     "tag": ("tokens_field", "tags_field", "tag_names"),
     "answer": ("stride", "max_answer_length"),
@@ -46,8 +45,8 @@ class Settings:
 
     def check(self, task: str) -> None:
         """Raise ConfigError if the task is unknown or a setting of another task is given."""
-        if task not in TASKS:
-            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
+        if task not in _TASK_FIELDS:
+            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(_TASK_FIELDS)}")
         for field_task, names in _TASK_FIELDS.items():
             for name in names:
                 if field_task != task and getattr(self, name) != getattr(Settings, name):

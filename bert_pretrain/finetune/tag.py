@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
@@ -18,7 +19,7 @@ from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
-from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S+)")  # of BIO, IOBES, BMES and BILOU
@@ -72,7 +73,7 @@ class Tag(Task):
 
     def _split_words(self, text: str) -> list[str]:
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
-        normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
+        normalizer = BertNormalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
         return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
@@ -172,14 +173,12 @@ class Tag(Task):
     def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
         if not self.has_plain_tags:
             return "O for every word", 0.0
-        counts = Counter(tag for example in examples for tag in example.label)
-        tag = _most_frequent(counts)
-        return f"{tag} for every word", counts[tag] / counts.total()
+        tag, share = _most_frequent_tag(examples)
+        return f"{tag} for every word", share
 
     def word_baseline(self, train: list[Example], examples: list[Example]) -> list[list[str]] | None:
         tagged = [(example.inputs["tokens"], example.label) for example in train]
-        counts = Counter(tag for _, tags in tagged for tag in tags)
-        default = _most_frequent(counts) if self.has_plain_tags else OUTSIDE
+        default = _most_frequent_tag(train)[0] if self.has_plain_tags else OUTSIDE
         return most_frequent_tags(tagged, [example.inputs["tokens"] for example in examples], default)
 
     def columns(self, prediction: list[str]) -> dict[str, Any]:
@@ -190,9 +189,11 @@ class Tag(Task):
         return {"row": example.row, **example.inputs, **tags, "prediction": prediction}
 
 
-def _most_frequent(counts: Counter[str]) -> str:
-    """Return the most frequent tag, or the first in alphabetical order of several."""
-    return min(counts, key=lambda tag: (-counts[tag], tag))
+def _most_frequent_tag(examples: list[Example]) -> tuple[str, float]:
+    """Return the most frequent tag and its share. If several are equally frequent, take the first in the alphabet."""
+    tags = sorted(tag for example in examples for tag in example.label)
+    tag, count = Counter(tags).most_common(1)[0]  # the first of the most frequent
+    return tag, count / len(tags)
 
 
 def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:

@@ -261,7 +261,6 @@ class _ProgressCallback(TrainerCallback):
     """Shows a progress bar of the steps and prints a line per epoch."""
 
     bar: Any = None
-    loss = math.nan
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar = progress_bar(desc="finetune", total=state.max_steps, initial=state.global_step, unit="step")
@@ -269,12 +268,10 @@ class _ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        self.loss = (logs or {}).get("loss", self.loss)
-
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         shown = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items() if _is_metric(name)]
-        head = f"epoch {round(state.epoch)}/{args.num_train_epochs:g}  loss {self.loss:.4f}  validation: "
+        loss = next((line["loss"] for line in reversed(state.log_history) if "loss" in line), math.nan)
+        head = f"epoch {round(state.epoch)}/{args.num_train_epochs:g}  loss {loss:.4f}  validation: "
         self.bar.write(head + "  ".join(shown[:4]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

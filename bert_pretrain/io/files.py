@@ -167,7 +167,7 @@ def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def checked_json_text(value: Mapping[str, Any]) -> str:
     """Return the text that `write_checked_json` writes."""
-    body = {**value, _DIGEST_KEY: _digest_of(value)}
+    body = {**value, _DIGEST_KEY: json_digest(value)}
     text = json.dumps(body, ensure_ascii=False)
     return f"{text}\n" if len(text) > 1 << 20 else json_text(body)  # indenting takes ten times as long
 
@@ -178,7 +178,7 @@ def read_json(path: Path, remedy: str = "restore the file from a copy, or write 
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
         value = parse_json(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict) and _DIGEST_KEY in value and value.pop(_DIGEST_KEY) != _digest_of(value):
+        if isinstance(value, dict) and _DIGEST_KEY in value and value.pop(_DIGEST_KEY) != json_digest(value):
             raise ValueError("it is damaged: its content differs from what was written")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path.name}: {error}", where=str(path), remedy=remedy) from error
@@ -211,7 +211,8 @@ def _parse_int(digits: str) -> float:
 _DECODER = json.JSONDecoder(parse_int=_parse_int)
 
 
-def _digest_of(value: Mapping[str, Any]) -> str:
+def json_digest(value: object) -> str:
+    """Return the SHA-256 of a JSON value in hexadecimal. It depends on the order of keys."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 

@@ -4,8 +4,6 @@ Tasks must be idempotent and write separate outputs, so that they can run anywhe
 Only a bounded number of tasks is submitted before the consumer takes their results, which bounds the memory.
 """
 
-import concurrent.futures
-import multiprocessing
 import multiprocessing.connection
 import os
 import queue
@@ -13,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, Union
@@ -116,15 +114,12 @@ def open_pool(
     return cluster.connect(scheduler, folders=folders, files=files)
 
 
-class LocalPool:
+class LocalPool(AbstractContextManager["LocalPool"]):
     """A pool of processes on this machine, started on first use and kept for further calls."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._executor: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> "LocalPool":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -146,7 +141,7 @@ class LocalPool:
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
-        if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
+        if not isinstance(error, BrokenProcessPool):
             return None
         what = "a worker process was killed, usually by the system because memory ran out"
         remedy = "run the same command again with fewer --workers; it continues where it stopped"

@@ -5,6 +5,7 @@ A shard depends only on (store, configuration, seed, shard number), so shards ca
 
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,7 @@ from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.io.files import read_json, remove_temporaries, write_checked_json, write_text
-from bert_pretrain.make_data import summary
-from bert_pretrain.make_data.pairs import (
-    assemble,
-    cut_windows,
-    pack_sentences,
-    shuffle_segment_b,
-    slices_with_windows,
-    swap_segments,
-)
+from bert_pretrain.make_data import pairs, summary
 from bert_pretrain.make_data.plan import Plan, locate_slices, shard_slices
 from bert_pretrain.make_data.token_store import ShardText
 
@@ -80,14 +73,14 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     pairs_rng = stream("pairs")
     text = _read_text(plan, split, shard_slices(plan, split, number), stream)
     if config.next_sentence == "none":
-        segments = pack_sentences(text, config.max_seq_length)
+        segments = pairs.pack_sentences(text, config.max_seq_length)
     elif config.next_sentence == "sop":
-        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=True)
-        segments = swap_segments(windows, pairs_rng)
+        windows = pairs.cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=True)
+        segments = pairs.swap_segments(windows, pairs_rng)
     else:
-        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=False)
-        segments = shuffle_segment_b(windows, text, max_tokens, pairs_rng)
-    examples = assemble(segments.take(pairs_rng.permutation(len(segments))), text, tokenizer)
+        windows = pairs.cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=False)
+        segments = pairs.shuffle_segment_b(windows, text, max_tokens, pairs_rng)
+    examples = pairs.assemble(segments.take(pairs_rng.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
     # On a cluster, this task may still run after its command was killed and another command has claimed the output.
@@ -96,10 +89,10 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)
     if config.next_sentence != "none":
-        has_no_window = (text.num_slice_sentences > 0) & ~slices_with_windows(text, max_tokens)  # one short sentence
-        statistics["single_sentence_spans"] = int(has_no_window[: text.num_shard_slices].sum())
+        is_single = (text.num_slice_sentences > 0) & ~pairs.slices_with_windows(text, max_tokens)  # one short sentence
+        statistics["single_sentence_spans"] = int(is_single[: text.num_shard_slices].sum())
     counts = summary.pack_counts(examples, tokenizer)
-    return {"record": record.as_json(), "statistics": statistics, "token_counts": counts}
+    return {"record": asdict(record), "statistics": statistics, "token_counts": counts}
 
 
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
@@ -117,11 +110,8 @@ def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str
         donors = donors[:, ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])]
         with_donors = np.concatenate([slices, donors], axis=1)
         text = plan.store.read(with_donors, look_ahead_tokens, donors.shape[1])
-        documents = with_donors[0, slices_with_windows(text, plan.max_tokens)]
+        documents = with_donors[0, pairs.slices_with_windows(text, plan.max_tokens)]
         if plan.config.next_sentence != "nsp" or len(np.unique(documents)) != 1:
             return text
-    raise InputError(
-        f"only one document of the {split} split seems to have two sentences, and a random B needs another one",
-        where=f"{num_documents:,} documents",
-        remedy=summary.SINGLE_SENTENCES_REMEDY,
-    )
+    what = f"only one document of the {split} split seems to have two sentences, and a random B needs another one"
+    raise InputError(what, where=f"{num_documents:,} documents", remedy=summary.SINGLE_SENTENCES_REMEDY)

@@ -30,7 +30,6 @@ from bert_pretrain.make_data.plan import make_plan
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
-from bert_pretrain.text.readers import array_elements
 from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, is_mix
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -263,7 +262,7 @@ def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -
     blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
     lines: list[bytes] = []
     num_bytes = 0
-    for element, _ in array_elements(blocks, ByteRange(source), max_bytes):
+    for element, _ in readers.array_elements(blocks, ByteRange(source), max_bytes):
         lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
         num_bytes += len(lines[-1])
         if num_bytes > size:

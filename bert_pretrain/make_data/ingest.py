@@ -10,25 +10,16 @@ import itertools
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError, needs_extra
-from bert_pretrain.io.files import (
-    atomic_folder,
-    atomic_path,
-    damage_of_folder,
-    read_json,
-    remove_temporaries,
-    seal_folder,
-    write_checked_json,
-    write_json,
-)
+from bert_pretrain.io import files
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.make_data import summary
@@ -58,7 +49,7 @@ def ingest(
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder, waits=True):  # another command may be filling the same store
-        remove_temporaries(folder)
+        files.remove_temporaries(folder)
         groups = _cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
         work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
@@ -67,7 +58,7 @@ def ingest(
         except InputError:  # the same command would fail again, so nothing can reuse the unpacked text
             _remove_unpacked(folder)
             raise
-        remove_temporaries(folder)  # left by workers that were killed
+        files.remove_temporaries(folder)  # left by workers that were killed
         _remove_unpacked(folder)
     for (parts, shard), (_, damage) in zip(tasks, results, strict=True):
         if damage:
@@ -107,8 +98,8 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
         part_bytes = documents.part_bytes_of(sources)
         parts = [documents.cut(source, part_bytes, unpacked.get(source.location)) for source in sources]
         bounds = [[(part.start, part.stop) for part in source_parts] for source_parts in parts]
-        write_checked_json(store / _CUTS, {"part_bytes": part_bytes, "parts": bounds})
-    cuts = read_json(store / _CUTS, f"remove the folder {store}: it is a cache and will be written again")
+        files.write_checked_json(store / _CUTS, {"part_bytes": part_bytes, "parts": bounds})
+    cuts = files.read_json(store / _CUTS, f"remove the folder {store}: it is a cache and will be written again")
     ranges = (
         ByteRange(source, start, stop, unpacked.get(source.location))
         for source, bounds in zip(sources, cuts["parts"], strict=True)
@@ -121,7 +112,7 @@ def _ensure_unpacked(part: ByteRange) -> None:
     """Unpack the archive of a byte range to `part.unpacked`, unless that is None or exists already."""
     if part.unpacked is None or part.unpacked.exists():
         return
-    with ByteRange(part.source).open() as packed, atomic_path(part.unpacked) as temporary, temporary.open("wb") as file:
+    with ByteRange(part.source).open() as packed, files.atomic_path(part.unpacked) as copy, copy.open("wb") as file:
         try:
             shutil.copyfileobj(packed, file, 1 << 20)
         except READ_ERRORS as error:
@@ -143,9 +134,9 @@ def ensure_store_shard(
     parts, folder = shard
     damage = None
     if folder.exists():
-        damage = damage_of_folder(folder)
+        damage = files.damage_of_folder(folder)
         if damage is None:
-            return read_json(folder / _SUMMARY), None
+            return files.read_json(folder / _SUMMARY), None
         shutil.rmtree(folder)
     for part in parts:
         _ensure_unpacked(part)
@@ -162,7 +153,7 @@ def write_store_shard(
     parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> dict[str, Any]:
     """Tokenize byte ranges of the inputs, write the store shard atomically, and return its summary."""
-    with atomic_folder(folder) as temporary:
+    with files.atomic_folder(folder) as temporary:
         with ExitStack() as stack:
             writer = _StoreWriter(temporary, tokenizer, config, len(parts), stack)
             for number, part in enumerate(parts):
@@ -172,8 +163,8 @@ def write_store_shard(
                     writer.add(sentences, len(document.text), number if document.ends_document else None)
             writer.write()
         shard_summary = writer.summary()
-        write_json(temporary / _SUMMARY, shard_summary)
-        seal_folder(temporary)
+        files.write_json(temporary / _SUMMARY, shard_summary)
+        files.seal_folder(temporary)
     return shard_summary
 
 
@@ -303,7 +294,7 @@ def _frequent(counts: Counter[str], limit: int) -> dict[str, int]:
 _encoder = lru_cache(maxsize=1)(Encoder)  # kept for the process, because an encoder caches the words it has tokenized
 
 
-class GrowingArray:
+class GrowingArray(AbstractContextManager["GrowingArray"]):
     """A one-dimensional `.npy` file that grows. Its header is complete when it is closed."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
@@ -321,9 +312,6 @@ class GrowingArray:
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
         self._file.seek(0)
         np.lib.format.write_array_header_1_0(self._file, header)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with self._file:

@@ -20,7 +20,6 @@ from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
-from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -116,7 +115,7 @@ class Plan:
         return np.where(positions < self.num_held_out, held_out, self.num_training + positions - self.num_held_out)
 
     def _permuted(self, num_documents: int, positions: np.ndarray) -> np.ndarray:
-        return Permutation(num_documents, self.config.seed, "split")(positions) if num_documents else positions
+        return rng.Permutation(num_documents, self.config.seed, "split")(positions) if num_documents else positions
 
     def long_documents(self, split: str) -> np.ndarray:
         """Return the numbers of a split's long documents, ascending, and their numbers of slices, (2, documents)."""
@@ -256,7 +255,7 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
     position = number - int(ends[copy]) + num_shards
     num_slices = plan.num_documents(split) + int((plan.long_documents(split)[1] - 1).sum())
     # The name of a random stream decides the draws, so it must not change.
-    assignment = Permutation(num_slices, plan.config.seed, "deal", split=split, copy=copy)
+    assignment = rng.Permutation(num_slices, plan.config.seed, "deal", split=split, copy=copy)
     start, end = ((position + side) * num_slices // num_shards for side in (0, 1))
     slices = locate_slices(plan, split, assignment(np.arange(start, end)))
     documents = slices[0]

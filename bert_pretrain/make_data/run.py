@@ -21,7 +21,6 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
-from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
@@ -67,10 +66,10 @@ def make_data(
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
         print(estimate(config, sources, tokenizer, examine=not looks).describe(cores))
         return output
-    with exclusive(output):
+    with manifest.exclusive(output):
         progress = manifest.claim(output, "data", identity, overwrite=overwrite)
         remove_temporaries(output)
-        if progress is Progress.COMPLETE:
+        if progress is manifest.Progress.COMPLETE:
             shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed before its end
             damage = _damage(output, tokenizer, verify=verify)
             if damage is None:
@@ -111,9 +110,8 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return everything that decides the bytes of the output."""
-    data = config.data.model_dump(
-        mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
-    )
+    excluded = {"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
+    data = config.data.model_dump(mode="json", exclude=excluded)
     if isinstance(config.data.document_boundary, dict):  # its paths may change; each input has its own boundary
         data["document_boundary"] = "auto"
     return {
@@ -141,7 +139,7 @@ def _write_splits(
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)
-    with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
+    with manifest.exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
     try:
         splits = _build_shards(plan, pool)

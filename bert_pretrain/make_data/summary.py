@@ -235,13 +235,11 @@ def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequ
         needed = min_documents(config) * (2 if config.validation_fraction and not config.validation else 1)
         if num < needed and config.next_sentence == "nsp":
             finer = finer_boundary(chosen)
-            raise InputError(
-                f"the {name} have {num} document(s); next-sentence prediction takes a random B from another "
-                f"document and needs at least {needed}",
-                where=where,
-                remedy="--set data.next_sentence=sop, which takes both segments from one document; or give more "
-                f"documents{finer and f'; or {finer}'}",
-            )
+            what = f"the {name} have {num} document(s); next-sentence prediction takes a random B from another "
+            what += f"document and needs at least {needed}"
+            remedy = "--set data.next_sentence=sop, which takes both segments from one document; or give more "
+            remedy += f"documents{finer and f'; or {finer}'}"
+            raise InputError(what, where=where, remedy=remedy)
 
 
 def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
@@ -252,12 +250,10 @@ def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
         num_left_out = int(np.diff(np.searchsorted(plan.left_out, (start, end)))[0])
         remaining = end - start - num_left_out
         if num_left_out and remaining < needed:
-            raise InputError(
-                f"without duplicates, {remaining} of {end - start:,} documents remain for {name}, but at least "
-                f"{needed} are needed",
-                where=", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in left_out.items()),
-                remedy="give other text, or keep duplicates with --set data.drop_duplicates=no",
-            )
+            what = f"without duplicates, {remaining} of {end - start:,} documents remain for {name}, but at least "
+            what += f"{needed} are needed"
+            remedy = "give other text, or keep duplicates with --set data.drop_duplicates=no"
+            raise InputError(what, where=", ".join(describe_reasons(left_out)), remedy=remedy)
 
 
 def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
@@ -281,11 +277,9 @@ def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], p
     """Raise InputError for a split without examples, and warn if much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
-            raise InputError(
-                f"the {name} split has no document of two sentences, so it gives no pair",
-                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
-                remedy=SINGLE_SENTENCES_REMEDY,
-            )
+            what = f"the {name} split has no document of two sentences, so it gives no pair"
+            where = f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences"
+            raise InputError(what, where=where, remedy=SINGLE_SENTENCES_REMEDY)
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
     warn_of_single_sentences(single, corpus, plan.config)
 

@@ -5,9 +5,7 @@ decides the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_off
 sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter, `continues_word` (per id).
 """
 
-import hashlib
 import importlib.metadata
-import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
+from bert_pretrain.io.files import json_digest
 from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
         [config.language, config.text_field, config.strict, config.word_segmenter],
         [importlib.metadata.version(name) for name in libraries],
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return json_digest(content)[:16]
 
 
 def store_shard_folder(store: Path, number: int) -> Path:

@@ -7,7 +7,7 @@ runs get no hint: `tests/report/test_diagnosis.py` checks some.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -167,13 +167,12 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
     return [*diagnosis.hints.values(), *([final] if final else [])]
 
 
-def nothing_learned(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
+def nothing_learned(record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Hint | None:
     """Return a hint if the final loss is no better than that of token frequencies.
 
     The last held-out loss is compared with the loss of the training frequencies on the held-out rows. Without held-out
     data, the last training loss is compared with the entropy of the training split.
     """
-    lines = list(lines)
     references = (
         ("held-out", "validation_mlm_loss", frequency_loss(record)),
         ("training", "mlm_loss", number_of(record, "data.statistics.unigram_entropy.train")),

@@ -20,7 +20,6 @@ def render(template: str, /, **values: object) -> str:
 
 @functools.cache
 def _environment(is_html: bool) -> Environment:
-    """Return the Jinja2 environment, which caches compiled templates."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=is_html,

@@ -5,7 +5,7 @@ an error that names the likely encoding.
 """
 
 import codecs
-from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO, cast
 
 from bert_pretrain.errors import InputError
@@ -113,14 +113,10 @@ def _guess(sample: bytes) -> str | None:
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
     """Convert a file to UTF-8. An invalid byte sequence becomes the byte 0xFF, which is invalid in UTF-8."""
-    return file if encoding == UTF8 else stream_of(file, _recoded(file, encoding))
-
-
-def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:
-    decoder, block = codecs.getincrementaldecoder(encoding)(_MARKING), b"more"
-    while block:
-        block = file.read(1 << 15)
-        yield decoder.decode(block, final=not block).encode("utf-8", "surrogateescape")
+    if encoding == UTF8:
+        return file
+    texts = codecs.iterdecode(iter(partial(file.read, 1 << 15), b""), encoding, _MARKING)
+    return stream_of(file, (text.encode("utf-8", "surrogateescape") for text in texts))
 
 
 def decode(sample: bytes, encoding: str) -> str:

@@ -3,8 +3,6 @@
 Training reads the split `train` and holds out `validation`; other splits are read only if they are named.
 """
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.files import read_json
+from bert_pretrain.io.files import json_digest, read_json
 
 DATASET = "dataset:"
 TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")
@@ -65,7 +63,7 @@ def version_of(location: str) -> str:
         return ""
     files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
     content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
-    return "files:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return "files:" + json_digest(content)[:16]
 
 
 def split_names(location: str) -> list[str]:

@@ -42,19 +42,15 @@ class AccentLoss(NamedTuple):
 def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
     """Measure the effect of stripping accents on counted words, which are normalized except for their accents."""
     strip = BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=lowercase)
-    changed = {word: strip.normalize_str(word) for word in words if not word.isascii() and any(map(str.isalpha, word))}
-    changed = {word: after for word, after in changed.items() if after != word}
+    counted = [word for word in words if (word.isalpha() if word.isascii() else any(map(str.isalpha, word)))]
+    stripped = {word: strip.normalize_str(word) for word in counted if not word.isascii()}
+    changed = {word: after for word, after in stripped.items() if after != word}
     forms = Counter(changed.values())
     merged = sum(1 for after in changed.values() if forms[after] > 1 or after in words)
     merged += sum(1 for after in forms if after in words)
-    total = distinct = 0
-    for word, count in words.items():
-        if word.isalpha() if word.isascii() else any(map(str.isalpha, word)):
-            total += count
-            distinct += 1
     frequent = sorted(changed, key=lambda word: (-words[word], word))[:3]
-    share = sum(words[word] for word in changed) / max(1, total)
-    return AccentLoss(share, merged / max(1, distinct), [(word, changed[word]) for word in frequent])
+    share = sum(words[word] for word in changed) / max(1, sum(words[word] for word in counted))
+    return AccentLoss(share, merged / max(1, len(counted)), [(word, changed[word]) for word in frequent])
 
 
 def count_words(text: str, *, lowercase: bool) -> Counter[str]:

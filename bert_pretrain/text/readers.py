@@ -17,19 +17,10 @@ from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
 from bert_pretrain.io.inputs import size_and_version
-from bert_pretrain.text import parquet
+from bert_pretrain.text import parquet, text_files
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
-from bert_pretrain.text.text_files import (
-    FIRST,
-    ByteRange,
-    Position,
-    check_record_size,
-    no_field,
-    present_columns,
-    read_lines,
-    text_blocks,
-)
+from bert_pretrain.text.text_files import FIRST, ByteRange, Position
 
 Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`
@@ -76,7 +67,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
     """
     limit = config.max_record_bytes
     if part.source.format == "txt":
-        for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
+        for line, _ in text_files.read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
             yield line.removesuffix("\r")
         return
     fields, has_text = names_of(config.text_field), part.start > 0
@@ -106,7 +97,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
     if num_without:
         names = " or ".join(f"'{field}'" for field in fields)
         what = f"none of the first {num_without:,} records has a text in a field {names}"
-        raise no_field(what, first_names, first_position)
+        raise text_files.no_field(what, first_names, first_position)
 
 
 def _text_of(value: str | None, counts: Counter[str]) -> str:
@@ -150,9 +141,9 @@ def repair_surrogates(value: Any) -> Any:
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
     if part.source.format == "json":
-        texts = array_elements(text_blocks(part, counts, strict=strict), part, max_bytes)
+        texts = array_elements(text_files.text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
-        texts = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
+        texts = text_files.read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
     for text, position in texts:
         if not text or text.isspace():
             counts["blank_lines"] += 1
@@ -194,7 +185,7 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
             yield text[begin:end], position
             begin, marks, is_element = end, ",]", False
         rest = text[begin:]
-        check_record_size(len(rest.encode()), max_bytes, position)
+        text_files.check_record_size(len(rest.encode()), max_bytes, position)
     if marks or is_element:
         raise _not_json("the array has no end", position)
 
@@ -226,15 +217,15 @@ def _read_csv(
     def lines() -> Iterator[str]:
         nonlocal num_bytes
         rest = ""  # an unfinished line
-        for block in itertools.chain(text_blocks(part, counts, strict=strict), [""]):
+        for block in itertools.chain(text_files.text_blocks(part, counts, strict=strict), [""]):
             text = rest + block
             end = text.rfind("\n") + 1 if block else len(text)
             for line in io.StringIO(text[:end], newline=""):
                 num_bytes += len(line) if line.isascii() else len(line.encode())
-                check_record_size(num_bytes, max_bytes, position)
+                text_files.check_record_size(num_bytes, max_bytes, position)
                 yield line
             rest = text[end:]
-            check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
+            text_files.check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
     # Unless the dialect is strict, an unclosed quote joins all following lines.
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
@@ -242,7 +233,7 @@ def _read_csv(
     reader = csv.reader(lines(), **dialect)
     try:
         names = list(header) or next(filter(None, reader), [])
-        present_columns(part, columns, names)
+        text_files.present_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             surplus = row[len(names) :]
@@ -281,7 +272,7 @@ def num_rows(source: Source) -> float:
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of the splits of a dataset. Replace the numbers of each `ClassLabel` by class names."""
     for rows in splits:
-        present = present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
+        present = text_files.present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
         selected = rows.select_columns(list(present)) if present else rows
         selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
         numbered = enumerate(selected, start=part.start + 1)

@@ -26,7 +26,6 @@ from bert_pretrain.io.manifest import is_output
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
 from bert_pretrain.text.layout import has_one_sentence_a_line
 
 FORMATS = {
@@ -137,7 +136,7 @@ def resolve(
         sources = _some_of(sources, config.fraction)
     for item in config.validation:
         found = _find(item, config)
-        found = [source for source in found if source.split in VALIDATION] or found
+        found = [source for source in found if source.split in hub_datasets.VALIDATION] or found
         held_out += (replace(source, is_validation=True) for source in found)
     sources += held_out
     _check_names(inputs, sources, config)
@@ -184,7 +183,7 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
     """Return the training split of a dataset and, with `holds_out`, the validation split."""
     splits = {source.split: source for source in sources}
     held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
-    return [splits[TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
+    return [splits[hub_datasets.TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
@@ -201,7 +200,7 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
     if is_url(item):
         locations = matching_urls(item)
-    elif hub_datasets.is_dataset(item := item if item.startswith(DATASET) else os.path.expanduser(item)):
+    elif hub_datasets.is_dataset(item := item if item.startswith(hub_datasets.DATASET) else os.path.expanduser(item)):
         splits = hub_datasets.split_names(item) or [""]
         locations = [f"{item}@{split}" if split else item for split in splits]
         return [_source(name, default, "dataset", split) for name, split in zip(locations, splits, strict=True)]

@@ -11,15 +11,8 @@ from typing import Any
 from unicodedata import name
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.text.normalization import (
-    MAX_CHANGED_WORDS,
-    UNCASED_LANGUAGES,
-    AccentLoss,
-    accent_loss,
-    is_unspaced,
-    keeps_accents,
-    removed_characters,
-)
+from bert_pretrain.text import normalization
+from bert_pretrain.text.normalization import MAX_CHANGED_WORDS, AccentLoss
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts, count_words
 
@@ -47,7 +40,7 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
         training, held_out = (count_words(chunks, config) for chunks in (counts.training, counts.held_out))
         return NormalizedWords(training, held_out, config, False, {})
     language_decides = config.lowercase is None
-    lowercase = language in UNCASED_LANGUAGES if config.lowercase is None else config.lowercase
+    lowercase = language in normalization.UNCASED_LANGUAGES if config.lowercase is None else config.lowercase
     config = config.model_copy(update={"lowercase": lowercase})
     ascii_chunks = {chunk: count for chunk, count in counts.training.items() if chunk.isascii()}
     others = {chunk: count for chunk, count in counts.training.items() if not chunk.isascii()}
@@ -56,17 +49,17 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     with_accents = ascii_words + count_words(others, keeping)
     if language_decides and not lowercase and any(word != word.lower() for word in with_accents):
         print("case is kept, as in all languages but English and Chinese; --lowercase lowercases the text")
-    loss = accent_loss(with_accents, lowercase=lowercase)
-    split_clusters = is_unspaced(with_accents) if old is None else old.split_clusters
+    loss = normalization.accent_loss(with_accents, lowercase=lowercase)
+    split_clusters = normalization.is_unspaced(with_accents) if old is None else old.split_clusters
     strips = lowercase if config.strip_accents is None else config.strip_accents
-    keeps = keeps_accents(loss, language) if lowercase else language_decides
+    keeps = normalization.keeps_accents(loss, language) if lowercase else language_decides
     if old is None and config.strip_accents is None and keeps:
         config, strips = keeping, False
     training = with_accents
     if strips or split_clusters:
         training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
-    removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})
+    removed = normalization.removed_characters({chunk.decode(): count for chunk, count in others.items()})
     metrics = {
         "language": language,
         "lowercase": lowercase,

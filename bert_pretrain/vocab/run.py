@@ -16,7 +16,6 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.io import manifest
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries
-from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import with_language
@@ -24,7 +23,7 @@ from bert_pretrain.text.readers import check_texts
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import TOKENIZER
+from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES, TOKENIZER
 from bert_pretrain.vocab.counting import Counts, count_groups
 from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.normalized import NormalizedWords, normalize
@@ -65,9 +64,9 @@ def make_vocab(
         **_choices(config.vocab, old),
         "reading": config.data.model_dump(mode="json", include={"text_field", "strict", "language"}),
     }
-    with exclusive(output):
+    with manifest.exclusive(output):
         progress = manifest.claim(output, "vocab", identity, overwrite=overwrite)
-        if progress is Progress.COMPLETE:
+        if progress is manifest.Progress.COMPLETE:
             if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
@@ -98,8 +97,7 @@ def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
         where = f"--extend {old.folder}" if old.whole_words else "vocab.tokens words"
         remedy = "build a new vocabulary from all the text, without --extend"
         raise ConfigError("only a vocabulary of word pieces can be extended", where=where, remedy=remedy)
-    keys = ("lowercase", "strip_accents", "handle_chinese_chars")
-    return config.model_copy(update=dict(zip(keys, old.settings.values(), strict=True)))
+    return config.model_copy(update={NORMALIZER_NAMES[name]: value for name, value in old.settings.items()})
 
 
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:

@@ -103,11 +103,10 @@ def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabC
     kept, divisor = trainable(words, alphabet)
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    registered = [*special_tokens(config.unused_tokens), *alphabet.tokens]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.size,
         min_frequency=math.ceil(config.min_frequency / divisor),
-        special_tokens=registered,
+        special_tokens=[*special_tokens(config.unused_tokens), *alphabet.tokens],
         limit_alphabet=len(alphabet.tokens) + 1,
         continuing_subword_prefix="##",
         show_progress=False,

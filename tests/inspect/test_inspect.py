@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def rewritten(data: Path, place: Path, change: Change, shard: int = 0) -> Path:
     entry = manifest["splits"]["train"]
     record = ShardRecord(**entry["shards"][shard])
     examples = change(read_shard(place, record), Tokenizer.load(place / "tokenizer"))
-    entry["shards"][shard] = write_shard(place, record.path, examples).as_json()
+    entry["shards"][shard] = asdict(write_shard(place, record.path, examples))
     for name in ("rows", "tokens"):
         entry[name] = sum(each[name] for each in entry["shards"])
     write_json(place / "manifest.json", manifest)

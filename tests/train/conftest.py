@@ -10,7 +10,7 @@ import multiprocessing
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def make_data_folder(
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
             packed = summary.pack_counts(examples, tokenizer)
             (folder / split).mkdir(parents=True, exist_ok=True)
-            record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
+            record = asdict(write_shard(folder, f"{split}/{number:05d}.parquet", examples))
             statistics = summary.measure(examples, tokenizer)
             counts[split] += summary.unpack_counts(packed)
             shards.append({"record": record, "statistics": statistics})
