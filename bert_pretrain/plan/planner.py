@@ -107,7 +107,7 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
     )
     why_seconds = ""
     if taken < seconds:
-        enough = f"enough to see the text {best.epochs:,.0f} times; more passes did not help"
+        enough = f"enough to see the text {best.epochs:,.0f} times; more passes help little"
         why_seconds = f"of {duration_text(float(seconds))}: {enough}"
     return Plan(inputs, text, taken, why_seconds, choices, best)
 
@@ -265,6 +265,9 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
     why = f"{best.loss:.2f} nats expected"
     why += f" ({others})" if nearest else ", and no other network has a suitable size for this text and time"
     why += "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
+    dropout = 0.0, "for so few passes over the text dropout only slows learning"
+    if best.epochs >= law.DROPOUT_FROM_EPOCHS:
+        dropout = law.REPEATED_DROPOUT, f"for {best.epochs:,.0f} passes over the text"
     config = size.model_config(best.positions)
     return [
         Choice("model.num_hidden_layers", size.layers, why),
@@ -272,8 +275,8 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
         Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
         Choice("model.max_position_embeddings", best.positions, "the longest examples"),
-        Choice("model.hidden_dropout_prob", 0.0, "in a short training dropout only slows learning"),
-        Choice("model.attention_probs_dropout_prob", 0.0, "the same; the fastest attention has no dropout"),
+        Choice("model.hidden_dropout_prob", *dropout),
+        Choice("model.attention_probs_dropout_prob", 0.0, "the fastest attention has no dropout"),
     ]
 
 
