@@ -67,9 +67,9 @@ def run_pipeline(
         if config.time is not None:
             limit = stack.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
         stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
-        ahead = CompilesAhead(stages[0][1])
+        compiler = BackgroundCompiler(stages[0][1])
         if not (output / "data" / stages[-1][0] / MANIFEST).exists():
-            stack.enter_context(ahead)
+            stack.enter_context(compiler)
         print(f"── vocabulary ── {output / 'vocab'}")
         vocab = make_vocab(config, config.inputs, output / "vocab", **options)
         folders = []
@@ -77,7 +77,7 @@ def run_pipeline(
             folders.append(output / "data" / name)
             print(f"── data ── {folders[-1]}")
             make_data(stage, config.inputs, vocab, folders[-1], **options, store=output / ".token-store")
-        ahead.wait()
+        compiler.wait()
         from bert_pretrain.train.run import train  # torch takes seconds to import
         from bert_pretrain.train.schedule import duration
 
@@ -103,10 +103,10 @@ def run_pipeline(
     return model
 
 
-class CompilesAhead:
-    """A context in which a thread compiles the training step, if there is an NVIDIA driver.
+class BackgroundCompiler:
+    """While this context is open, a thread compiles the training step, if there is an NVIDIA driver.
 
-    Training then starts sooner. Errors are ignored here, because the training meets and reports them.
+    Errors are ignored: training raises them again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -123,7 +123,7 @@ class CompilesAhead:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until everything is compiled, or at the end of the context, until the current part is."""
+        """Wait for the thread. After the end of the context, the thread stops after its current part."""
         if self._thread.is_alive():
             self._thread.join()
 

@@ -189,17 +189,17 @@ def test_compiling_ahead_stops_between_parts_and_ignores_errors(tmp_path: Path, 
 
     monkeypatch.setattr("bert_pretrain.plan.timing.compile_ahead", compile_ahead)
     monkeypatch.setattr(pipeline, "NVIDIA_DRIVER", tmp_path / "driver")
-    with pipeline.CompilesAhead(Config()) as ahead:  # without a driver
+    with pipeline.BackgroundCompiler(Config()) as ahead:  # without a driver
         ahead.wait()
     assert parts == []
     pipeline.NVIDIA_DRIVER.touch()
-    with pipeline.CompilesAhead(Config()) as ahead:
+    with pipeline.BackgroundCompiler(Config()) as ahead:
         go_on.set()
         ahead.wait()
     assert parts == ["first", "second"]
     started.clear()
     go_on.clear()
-    with pipeline.CompilesAhead(Config()) as ahead:
+    with pipeline.BackgroundCompiler(Config()) as ahead:
         started.wait(60.0)
         ahead._is_closed = True  # as on leaving the context, but before the thread goes on
         go_on.set()

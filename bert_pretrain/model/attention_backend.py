@@ -29,8 +29,8 @@ def choose_attention(
 ) -> tuple[str, str]:
     """Return the backend for the setting `auto`, `varlen` or `padded`, and the reason.
 
-    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels:
-    if they are faster, or untimed if `is_timed` is False.
+    `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels.
+    With `is_timed` they must also be faster than flash attention.
     """
     head_size = hidden_size // num_heads
     if setting == "padded":
@@ -69,7 +69,10 @@ def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, d
 def try_short(
     device: torch.device, dtype: torch.dtype, head_size: int, longest: int, is_timed: bool = True
 ) -> tuple[bool, str]:
-    """Return whether the kernels for short sequences are correct and faster than flash attention, and the reason."""
+    """Return whether to use the kernels for short sequences, and the reason.
+
+    They must be correct and, with `is_timed`, faster than flash attention.
+    """
     if obstacle := _short_obstacle(device, dtype, head_size, longest):
         return False, obstacle
     return _time_short(device, dtype, head_size, longest) if is_timed else (True, "not timed")

@@ -1,8 +1,8 @@
-"""Dropout that draws as few random bits as necessary, where PyTorch draws 32 for each element.
+"""Dropout with fewer random bits than PyTorch's 32 per element.
 
 On CPU the mask comes from numpy's SFC64, 16 bits per element, because PyTorch draws on a single core. Compiled layers
-on CUDA use 8 bits, drawn by one kernel. The generator that the compiler puts into its kernels takes twice as long as
-their access to memory. The rate is rounded to a multiple of 2^-16 or 2^-8.
+on CUDA use 8 bits, drawn by one kernel. Inductor's own generator takes twice as long as the memory access of its
+kernels. The rate is rounded to a multiple of 2^-16 or 2^-8.
 """
 
 from collections.abc import Callable
@@ -36,26 +36,34 @@ def dropout(values: Tensor, rate: float) -> Tensor:
     if rate == 0.0:
         return values
     if values.device.type == "cuda" and torch.compiler.is_compiling():
-        dropped_levels = min(round(rate * _CUDA_LEVELS), _CUDA_LEVELS - 1)
-        keep = random_bytes(values.shape[0], values.shape[1], values.device) >= dropped_levels
-        return values * keep * (_CUDA_LEVELS / (_CUDA_LEVELS - dropped_levels))
+        return dropout_by_bytes(values, rate)
     if values.device.type != "cpu" or rate == 1.0 or torch.compiler.is_compiling():
         return F.dropout(values, rate)
     apply: Callable[[Tensor, float], Tensor] = _DropoutOnCpu.apply
     return apply(values, rate)
 
 
+def dropout_by_bytes(values: Tensor, rate: float) -> Tensor:
+    """Apply dropout to (rows, columns) values with one random byte for each."""
+    dropped_levels = min(round(rate * _CUDA_LEVELS), _CUDA_LEVELS - 1)
+    keep = random_bytes(values.detach()) >= dropped_levels
+    return values * keep * (_CUDA_LEVELS / (_CUDA_LEVELS - dropped_levels))
+
+
 @torch.library.custom_op("bert_pretrain::random_bytes", mutates_args=())
-def random_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Return random bytes from the device's default generator, (rows, columns) uint8."""
-    words = torch.empty(-(-rows * columns // 8), dtype=torch.int64, device=device)
+def random_bytes(like: Tensor) -> Tensor:
+    """Return random bytes from the device's default generator, uint8 in the shape of a tensor.
+
+    The compiler merges calls with equal arguments, so each call must have another tensor.
+    """
+    words = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device=like.device)
     words.random_(-(2**63), None)  # all 64 bits
-    return words.view(torch.uint8)[: rows * columns].view(rows, columns)
+    return words.view(torch.uint8)[: like.numel()].view(like.shape)
 
 
 @random_bytes.register_fake
-def _empty_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
-    return torch.empty(rows, columns, dtype=torch.uint8, device=device)
+def _empty_bytes(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=torch.uint8, device=like.device)
 
 
 class _DropoutOnCpu(torch.autograd.Function):

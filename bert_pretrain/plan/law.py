@@ -46,18 +46,18 @@ class Curve(NamedTuple):
 
 # English stands for all text written with letters.
 CURVES = {"en": Curve(2.0, 0.1657, 0.1756, 52.7125, 0.0394), "zh": Curve(2.0, 0.0442, 0.1756, 52.7125, 0.0711)}
-# Range of the measured runs: networks (of 1,000 steps or more), vocabularies, million tokens, tokens per batch. Twice
-# the tokens also count as measured, because they change the forecast by 3 %, which is less than the margin.
+# Range of the measured runs: networks (of 1,000 steps or more), vocabularies, million tokens, tokens per batch. Up to
+# twice these tokens also count as measured: the forecast changes by 3 %, less than the margin.
 MEASURED_SIZES, MEASURED_VOCAB_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}, (4096, 30_522)
 MAX_MEASURED_TOKENS, MAX_MEASURED_BATCH_TOKENS = 561.040911, 131_072
-CONFIRMED_SIZES = {Size(4, 512)}  # has one long run: forecast as a measured size, but not chosen for fewer tokens
+CONFIRMED_SIZES = {Size(4, 512)}  # with one long run: forecast like a measured size, chosen like an unmeasured one
 # Margins in addition to the spread: MARGIN for other corpora, machines and held-out documents; MARGINS_BEYOND (below,
 # above) outside the measured range, so that they contain a run of an earlier recipe that was 24 % above, on an H100.
 MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
 # Half-life of repeated text (Muennighoff et al., 2023), which the fit of four runs of 25 and 40 epochs confirms (14.9),
-# and the maximum of epochs: 100 lowered the loss by 0.8 % compared with 40 (RESULTS.md), as the law says.
+# and the maximum of epochs: 100 lowered the loss by 0.8 % compared with 40 (one seed; RESULTS.md), as the law says.
 REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 100.0
-# Dropout raised the loss after 40 epochs by 0.7 %, and lowered it after 100 epochs.
+# Dropout raised the loss after 40 epochs by 0.7 %, and lowered it after 100 by 0.1 % (one seed). 80 is an assumption.
 REPEATED_DROPOUT, DROPOUT_FROM_EPOCHS = 0.1, 80.0
 # Minimum training tokens per weight, for measured networks and others: half of what Hoffmann et al. (2022) found for
 # GPTs (an assumption).

@@ -265,7 +265,7 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
     why = f"{best.loss:.2f} nats expected"
     why += f" ({others})" if nearest else ", and no other network has a suitable size for this text and time"
     why += "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
-    dropout = 0.0, "for so few passes over the text dropout only slows learning"
+    dropout = 0.0, "dropout slows learning with few passes over the text"
     if best.epochs >= law.DROPOUT_FROM_EPOCHS:
         dropout = law.REPEATED_DROPOUT, f"for {best.epochs:,.0f} passes over the text"
     config = size.model_config(best.positions)

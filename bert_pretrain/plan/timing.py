@@ -1,5 +1,6 @@
-"""Training steps on random tokens, compiled as in training: to time networks on this machine, or to compile ahead."""
+"""Run training steps on random tokens: to time networks on this machine, or to compile before the data is ready."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -161,11 +162,11 @@ def _make_network(
 
 
 def compile_ahead(config: Config) -> Iterator[None]:
-    """Import and compile for CUDA what the first training step of a configuration needs, and run one step.
+    """Compile for CUDA what the first training step needs, by running a step on random tokens.
 
-    The compiled code stays in this process. The caller can stop between the parts of the work.
+    The compiled code stays in this process. Yield between parts of the work, so that the caller can stop.
     """
-    train, length, vocab_size = config.train, config.data.max_seq_length, config.vocab.size
+    train = config.train
     device = hardware.choose_device(train.device)
     if device.type != "cuda":
         return
@@ -175,25 +176,33 @@ def compile_ahead(config: Config) -> Iterator[None]:
     AsyncCompile.wakeup()  # starts its processes while this one imports the rest
     yield
     dtype = hardware.choose_precision(train.precision, device).dtype
-    # Other threads would distort the times of the kernels.
-    attention = _choose_attention(train.attention, config.model, length, device, dtype, is_timed=False)
+    # The kernels are not timed, because the work on the data would distort the times.
+    attention = _choose_attention(
+        train.attention, config.model, config.data.max_seq_length, device, dtype, is_timed=False
+    )
     yield
     if not hardware.choose_compile(train.compile, device, attention)[0]:
         return
-    with torch.random.fork_rng(devices=[device]):
-        network, optimizers = _make_network(config.model, train, vocab_size, attention, device, compiled=True)
-        yield
-        tokens = hardware.choose_micro_batch_tokens(train, network.model, length, device, dtype)
-        examples = max(1, min(train.global_batch_size, tokens // length))
-        batch = _random_batch(vocab_size, examples, length, tokens).to(device)
-        train_step(
-            network, optimizers, batch, StepSums.zeros(device), seed=0, step=0, learning_rate=0.0, max_grad_norm=1.0,
-            dtype=dtype,
-        )  # fmt: skip
-        torch.cuda.synchronize(device)
-    del network, optimizers, batch
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with torch.random.fork_rng(devices=[device]):
+            yield from _compile_step(config, attention, device, dtype)
+    finally:
+        gc.collect()  # a compiled network is part of a reference cycle
+        torch.cuda.empty_cache()
+
+
+def _compile_step(config: Config, attention: str, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    train, length, vocab_size = config.train, config.data.max_seq_length, config.vocab.size
+    network, optimizers = _make_network(config.model, train, vocab_size, attention, device, compiled=True)
+    yield
+    tokens = hardware.choose_micro_batch_tokens(train, network.model, length, device, dtype)
+    examples = max(1, min(train.global_batch_size, tokens // length))
+    batch = _random_batch(vocab_size, examples, length, tokens).to(device)
+    train_step(
+        network, optimizers, batch, StepSums.zeros(device), seed=0, step=0, learning_rate=0.0, max_grad_norm=1.0,
+        dtype=dtype,
+    )  # fmt: skip
+    torch.cuda.synchronize(device)
 
 
 def _throughput(timed: tuple[float, float]) -> float:

@@ -1,7 +1,7 @@
-"""CUDA graphs of whole training steps, so that the GPU never waits for the host.
+"""CUDA graphs of whole training steps, so that the GPU rarely waits for the host.
 
-A step launches hundreds of kernels. For a small model, launching them takes longer than running them. For BERT-Base it
-takes longer when the host is busy, for example with the next batch. A graph captures forward and backward pass,
+A step launches hundreds of kernels. Launching them takes longer than running them for a small model, and for BERT-Base
+when the host is busy, for example with the next batch. A graph captures forward and backward pass,
 gradient clipping and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and
 their labels are padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each
 graph is compared with a step without a graph and then discarded.
@@ -20,7 +20,7 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
-FREE_MEMORY_SHARE = 0.9  # of the device's free memory, for the first graph
+USED_MEMORY_SHARE = 0.9  # of the memory that is not allocated, for a graph and for steps without one
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
 # relative to the update. The limit of weights is larger, because sums of gradients are not deterministic.
 MAX_DIFFERENCES = (1e-4, 0.3)
@@ -56,8 +56,8 @@ class StepGraphs:
     """CUDA graphs of a compiled model's steps, one for each shape of a micro-batch.
 
     The first step of a shape runs without a graph and compiles and selects kernels. The second captures the graph, and
-    runs without it for comparison. No graph is used if its memory is not free, if a step has several micro-batches, if
-    there are already `MAX_GRAPHS` shapes, or after a failed capture or a wrong result.
+    runs without it for comparison. No graph is used if it does not fit into memory, if a step has several
+    micro-batches, if there are already `MAX_GRAPHS` shapes, or after a failed capture or a wrong result.
     """
 
     has_failed: ClassVar[bool] = False  # if True, no step of this process uses a graph
@@ -87,10 +87,12 @@ class StepGraphs:
         (micro_batch,) = batch.micro_batches
         shape = (*(len(tensor) for tensor in micro_batch.tensors().values()), micro_batch.max_seqlen)
         if shape not in self._graphs:
+            if not self._graphs and self._counts.is_cuda:
+                torch.cuda.reset_peak_memory_stats(self._counts.device)  # for the peak of this step
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[shape] = None
             return False
-        if self._pool is None and not self.has_room():
+        if self._pool is None and not self.fits_into_memory():
             self._is_dropped = True
             return False
 
@@ -151,13 +153,16 @@ class StepGraphs:
                 break
         self._trials = []
 
-    def has_room(self) -> bool:
-        """Return whether the memory of a second step is free. Graphs share a pool that nothing else can use."""
+    def fits_into_memory(self) -> bool:
+        """Return whether memory can hold a graph, whose pool no other step can use, next to a step without a graph."""
         device = self._counts.device
         if device.type != "cuda":
             return False
-        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-        return needed < FREE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+        allocated = torch.cuda.memory_allocated(device)
+        available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+        activations = torch.cuda.max_memory_allocated(device) - allocated
+        copies = 3 * sum(weight.nbytes for weight in self._model.parameters())  # of weights and gradients, by the trial
+        return 2 * activations + copies < USED_MEMORY_SHARE * available
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Capture the kernels of `compute` and return a function that launches them. Restore torch on failure."""

@@ -115,7 +115,7 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
 def compile_layers(
     model: BertForPreTraining, backend: str | Callable[..., Any] = "inductor", *, strict: bool = False
 ) -> None:
-    """Compile the forward and backward pass of each layer at its first call.
+    """Compile the forward and backward pass of each layer at its first call with gradients.
 
     All layers share one graph, for any number of tokens and sequences. Inductor compiles it again for the first
     micro-batch with more than about 5 million / hidden size tokens, and fuses more. `strict` forbids graph breaks.
@@ -136,7 +136,8 @@ def _compiled(forward: Callable[..., Tensor], backend: str | Callable[..., Any],
     """Compile a function for training, with a dynamic first dimension of every input.
 
     Otherwise the compiler specializes on the first length and recompiles at the second. `dynamic=True` would also make
-    the widths of matrices dynamic. Without gradients the original runs: an evaluation takes less time than compiling.
+    the widths of matrices dynamic. Without gradients the layer runs uncompiled, because compiling takes longer than an
+    evaluation.
     """
     compiled = torch.compile(forward, backend=backend, fullgraph=strict)
 

@@ -87,7 +87,7 @@ def evaluation_batches(
     """Yield a rank's micro-batches of a split, with the masks that it stores.
 
     `max_rows` limits the number of rows, which are then spread evenly over at least `MIN_EVALUATION_SHARDS` shards.
-    With `static_shapes`, `max_seqlen` is constant, because `torch.compile` recompiles for each value.
+    With `static_shapes`, `max_seqlen` is constant, because Triton compiles attention for several of its values.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:

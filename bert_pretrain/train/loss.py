@@ -19,7 +19,7 @@ from torch.func import functional_call
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.packing import Batch
 
-# Masked rows with logits in memory at a time, and with fp32 logits if not compiled. On CPU few, to stay in the cache.
+# Maximum rows of logits in memory, and of fp32 logits without compilation. Few on CPU, to fit the cache.
 BLOCK_ROWS, SOFTMAX_ROWS = {"cpu": 1024, "cuda": 4096}, {"cpu": 64, "cuda": 1024}
 ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is slower for odd numbers of rows
 COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
@@ -106,7 +106,7 @@ def masked_lm_loss(
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
     `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
-    Rows with the label `IGNORED` are skipped. With `compiled`, `torch.compile` makes the softmax on CUDA.
+    Rows with the label `IGNORED` are skipped. With `compiled`, the softmax on CUDA is a kernel of `torch.compile`.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -147,7 +147,7 @@ class _DecoderLoss(torch.autograd.Function):
             targets = labels[block]  # excludes padding rows
             if compiled and features.device.type == "cuda":
                 results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor)]
-                # Eight equal rows, because a product of a single row is slower.
+                # Eight equal rows of ones, because a product with one row is slower.
                 d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
             else:
                 parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets))
@@ -201,11 +201,11 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
 
 
 def _fused_softmax_in_place(logits: Tensor, bias: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Do the same as `_softmax_in_place` without `d_bias`, in one kernel that reads the logits and writes the gradient.
+    """Like `_softmax_in_place` without `d_bias`, in one kernel.
 
-    The caller sums the gradient over rows with a matrix product. A sum in a kernel would take longer than this kernel.
+    The caller sums the 16-bit gradient over rows by a matrix product, which is faster than a sum in a kernel.
     """
-    fp32_logits = logits.float() + bias  # (rows, columns), never in memory
+    fp32_logits = logits.float() + bias  # (rows, columns); the compiler does not store it
     is_target = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]  # nowhere if `IGNORED`
     is_real = labels >= 0
     largest = fp32_logits.amax(dim=1, keepdim=True)

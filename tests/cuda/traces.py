@@ -154,7 +154,7 @@ def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, A
 class TracedGraphs(StepGraphs):
     """Records the operators of a capture in place of a CUDA graph."""
 
-    def has_room(self) -> bool:
+    def fits_into_memory(self) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:

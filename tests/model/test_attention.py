@@ -10,7 +10,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention
 from bert_pretrain.model.attention import attend_padded, attend_varlen, make_layout
 from bert_pretrain.model.attention_backend import choose_attention
-from bert_pretrain.model.dropout import Dropout, dropout
+from bert_pretrain.model.dropout import Dropout, dropout, dropout_by_bytes
 
 
 def layout(lengths: list[int], backend: str = "padded") -> Any:
@@ -91,6 +91,19 @@ def test_dropout_zeroes_elements_and_gradients_at_the_rate_and_keeps_the_mean(dt
     assert dropped.double().mean().item() == pytest.approx(1.0, abs=0.01)
     # Columns are zeroed at equal rates, unlike with a generator that repeats itself.
     assert (dropped == 0).double().mean(dim=0).std().item() == pytest.approx((rate * (1 - rate) / 300) ** 0.5, rel=0.2)
+
+
+def test_dropouts_of_a_compiled_layer_have_different_masks() -> None:
+    def twice(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return dropout_by_bytes(values * 2.0, 0.5), dropout_by_bytes(values * 3.0, 0.5)
+
+    values = torch.ones(64, 32, requires_grad=True)
+    first, second = torch.compile(twice, backend="aot_eager_decomp_partition", fullgraph=True)(values)
+    (first.sum() + second.sum()).backward()
+    kept = [first != 0, second != 0]
+    assert not torch.equal(*kept)
+    assert [mask.float().mean().item() for mask in kept] == pytest.approx([0.5, 0.5], abs=0.06)
+    torch.testing.assert_close(values.grad, 4.0 * kept[0] + 6.0 * kept[1])
 
 
 def test_dropout_in_evaluation_and_at_rates_zero_and_one() -> None:

@@ -25,7 +25,7 @@ class Launches(StepGraphs):
 
     captured = launched = 0
 
-    def has_room(self) -> bool:
+    def fits_into_memory(self) -> bool:
         return True
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:

@@ -187,6 +187,7 @@ def test_kernels_for_short_sequences_are_right(dtype: torch.dtype, width: int, l
 
 def test_compiled_dropout_has_its_rate_and_repeats_with_the_seed() -> None:
     drop = torch.compile(lambda values: dropout(values, 0.1), fullgraph=True)
+    drop_twice = torch.compile(lambda values: (dropout(values * 2, 0.1), dropout(values * 3, 0.1)), fullgraph=True)
     values = torch.ones(1000, 4096, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
     torch.manual_seed(1)
     first = drop(values)
@@ -197,6 +198,7 @@ def test_compiled_dropout_has_its_rate_and_repeats_with_the_seed() -> None:
     assert not torch.equal(second, third)
     assert (first == 0).double().mean().item() == pytest.approx(26 / 256, abs=1e-3)
     assert torch.equal(values.grad, first)  # the backward pass has the same mask
+    assert not torch.equal(*(result == 0 for result in drop_twice(values)))
 
 
 def test_training_compiles_nothing_after_compile_ahead(fit: Fit, tmp_path: Path) -> None:
