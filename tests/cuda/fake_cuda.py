@@ -38,6 +38,7 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
         "torch.cuda.get_rng_state": torch.get_rng_state(),
         "torch.cuda.set_rng_state": None,
         "torch.cuda.max_memory_allocated": 0,
+        "torch.cuda.reset_peak_memory_stats": None,
     }
     with contextlib.ExitStack() as stack:
         for target, answer in answers.items():
