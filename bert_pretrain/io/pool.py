@@ -159,7 +159,8 @@ class LocalPool(AbstractContextManager["LocalPool"]):
             worker.kill()
         # A killed worker may leave half a result; the reader waits for the rest while a writer is open.
         results: Any = self._executor._result_queue
-        results._writer.close()
+        if results is not None:  # it is None after a shutdown
+            results._writer.close()
 
 
 def _start_worker() -> None:
