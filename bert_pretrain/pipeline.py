@@ -29,8 +29,8 @@ TIME = "time.json"
 SAMPLE_BYTES = 2 << 20  # of the text, for a dry run
 # Time reserved for the final model, the curves and the exit of the process: seconds per training, share of `time`.
 SECONDS_AFTER_TRAINING, SHARE_AFTER_TRAINING = 3.0, 0.005
-NVIDIA_DRIVER = Path("/dev/nvidiactl")
 MIN_TRAINING_SHARE = 0.1  # of `time`; with less left for training, the run stops
+NVIDIA_DRIVER = Path("/dev/nvidiactl")  # without it, nothing is compiled in advance
 
 
 @contextlib.contextmanager

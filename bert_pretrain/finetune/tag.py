@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
@@ -19,7 +18,7 @@ from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S+)")  # of BIO, IOBES, BMES and BILOU
@@ -73,7 +72,7 @@ class Tag(Task):
 
     def _split_words(self, text: str) -> list[str]:
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
-        normalizer = BertNormalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
+        normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
         return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
 
     def inputs_of(self, row: Example) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """CUDA graphs of whole training steps, so that the GPU rarely waits for the host.
 
 A step launches hundreds of kernels. Launching them takes longer than running them for a small model, and for BERT-Base
-when the host is busy, for example with the next batch. A graph captures forward and backward pass,
-gradient clipping and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and
-their labels are padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each
-graph is compared with a step without a graph and then discarded.
+when the host is busy, for example with the next batch. A graph captures forward and backward pass, gradient clipping
+and optimizer update, and replays them with one launch. Its shapes are fixed, so micro-batches and their labels are
+padded at the end. Whether a capture is correct depends on GPU and driver, so the first result of each graph is compared
+with a step without a graph and then discarded.
 """
 
 import contextlib

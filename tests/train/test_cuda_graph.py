@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,6 +117,20 @@ def test_several_micro_batches_and_too_many_shapes_are_not_captured() -> None:
     plain = StepGraphs(state.model, state.optimizers)  # a CPU has no graphs
     train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=plain)
     assert not plain.drop()
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1000, True), (200, False)])
+def test_a_graph_is_used_if_memory_can_hold_the_activations_twice(monkeypatch, free: int, fits: bool) -> None:
+    state = make_state(tiny(model=NO_DROPOUT))
+    graphs = StepGraphs(state.model, state.optimizers)
+    assert not graphs.fits_into_memory()  # on a CPU
+    unit = 3 * sum(weight.nbytes for weight in state.model.parameters())
+    monkeypatch.setattr(graphs, "_counts", SimpleNamespace(device=torch.device("cuda", 0)))
+    bytes_of = {"memory_allocated": 50, "max_memory_allocated": 150, "memory_reserved": 150}
+    for name, units in bytes_of.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=units * unit: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * unit - 100 * unit, 0))
+    assert graphs.fits_into_memory() == fits
 
 
 class Counted(Launches):
