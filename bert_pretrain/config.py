@@ -275,8 +275,8 @@ class TrainConfig(_Section):
     """Share of the run for the warm-up of the learning rate from 0 to `peak_lr`."""
     warmup_steps: Annotated[int, Field(ge=0), _ParseInteger] | None = None
     """Number of warm-up steps, instead of `warmup_ratio`; at most the steps of the run, and not with `time_budget`."""
-    init: Literal["normal", "positional_heads"] = "normal"
-    """Initial weights: as in BERT, or with heads in the first layer that attend to neighboring tokens."""
+    init: Literal["normal", "positional_heads", "cooccurrences"] = "normal"
+    """Initial weights: as in BERT, with heads that attend to neighboring tokens, or also with counts of neighbors."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     teacher: Annotated[str, Field(min_length=1)] | None = None

@@ -290,7 +290,7 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
-        Choice("train.init", "positional_heads", "starts with attention to neighboring tokens: no plateau"),
+        Choice("train.init", "cooccurrences", "starts from counts of neighboring tokens"),
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", 0.05, "of the time"),

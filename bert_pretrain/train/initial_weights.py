@@ -1,4 +1,4 @@
-"""Initial weights: from a teacher, with positional heads, and with an output bias from token frequencies.
+"""Initial weights: from a teacher, with positional heads, from co-occurrences, and an output bias from frequencies.
 
 A teacher of equal width provides its embeddings, its heads and evenly spaced layers, including the first and the last
 (as in Sanh et al., 2019). A wider one provides its output bias, and its token embeddings projected on principal axes.
@@ -9,6 +9,10 @@ layer are initialized to attend to fixed offsets. Position embeddings are sinuso
 subspace. Keys project on this subspace, and queries on the same subspace rotated by the offset. Their product, the sum
 of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and output
 projections are random matrices that scale length by GAIN, as an `initializer_range` of 0.02 does at a width of 1,200.
+
+Co-occurrences: word embeddings, positional heads and the layer before the decoder are set so that the logits of a
+masked token are about its log frequency plus the pointwise mutual information with each of its neighbors, as in a naive
+Bayes model. Training need not learn what counts give in seconds. `cooccurrence.py` computes vectors and relations.
 """
 
 import math
@@ -23,10 +27,15 @@ from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining, SelfAttention
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.cooccurrence import WINDOW, WordVectors, count_cooccurrences, relation, word_vectors
 
 _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
 PEAK = 4.0  # attention logit at the offset, minus the log of the number of positions; other logits are near 0
 GAIN = 0.7  # ratio of the lengths of a projection's output and input
+# From co-occurrences: the minimum number of positional heads, which narrow networks have in several layers; the ratio
+# of the lengths of a layer's evidence and of its word vectors, in the first and in other layers; the factor of PEAK in
+# other layers, where position is a smaller part of the input; and the scale of the decoder's input. By held-out loss.
+MIN_POSITIONAL_HEADS, EVIDENCE, LATER_PEAK, DECODER_SCALE = 4, (2.1, 1.0), 2.25, 2.0
 
 
 @torch.no_grad()
@@ -67,8 +76,8 @@ def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
-    """Make the heads of an initialized model's first layer attend to the offsets -1, 1, -2, 2, …"""
+def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int = 1) -> None:
+    """Make the heads of an initialized model's first layers attend to the offsets -1, 1, -2, 2, …"""
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
@@ -81,8 +90,10 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
     # Each row has the length of a token embedding, so that position is half of the first layer's input.
     length = config.initializer_range * math.sqrt(config.hidden_size / n)
     positions.copy_(length * torch.cat([angles.cos(), angles.sin()], dim=1) @ subspace)
-    attentions = [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
-    _rotate_heads(attentions[0], frequencies, subspace, PEAK + math.log(len(positions)))
+    attentions = _attentions(model)
+    for layer, attention in enumerate(attentions[:num_layers]):
+        peak = (PEAK + math.log(len(positions))) * (LATER_PEAK if layer else 1.0)
+        _rotate_heads(attention, _offsets(attention, layer), frequencies, subspace, peak)
     for attention in attentions:
         for projection in (attention.query_key_value.weight[2 * config.hidden_size :], attention.output.weight):
             _keep_lengths(projection, generator)
@@ -90,7 +101,62 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
         _keep_lengths(head.dense.weight, generator)
 
 
-def _rotate_heads(attention: SelfAttention, frequencies: Tensor, subspace: Tensor, peak: float) -> None:
+@torch.no_grad()
+def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokenizer: Tokenizer, seed: int) -> int:
+    """Start from counts of neighboring tokens, in addition to positional heads. Return the number of word vectors."""
+    config = model.config
+    num_layers = min(config.num_hidden_layers, math.ceil(MIN_POSITIONAL_HEADS / config.num_attention_heads))
+    start_positional_heads(model, seed, num_layers)
+    max_offset = math.ceil(num_layers * config.num_attention_heads / 2)
+    cooccurrences = count_cooccurrences(data, tokenizer, max(WINDOW, max_offset))
+    words = word_vectors(cooccurrences, config.hidden_size, config.initializer_range, seed)
+    if not words.vectors.any():
+        return 0
+    model.embeddings.word_embeddings.weight[words.known] = words.vectors[words.known]
+    positions = model.embeddings.position_embeddings.weight
+    noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
+    for layer, attention in enumerate(_attentions(model)[:num_layers]):
+        relations = [relation(cooccurrences, words, offset, noise) for offset in _offsets(attention, layer)]
+        _set_evidence(attention, relations, words, EVIDENCE[min(layer, 1)])
+    nn.init.eye_(model.mlm_head.dense.weight)
+    model.mlm_head.layer_norm.weight.fill_(DECODER_SCALE)
+    return len(words.known)
+
+
+def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: WordVectors, length: float) -> None:
+    """Set value and output projections, so that each head applies the largest part of its relation that it can hold.
+
+    The root of the sum of squares of the heads' outputs becomes about `length` times the length of a word vector.
+    """
+    hidden, head_size = relations[0].shape[0], relations[0].shape[0] // len(relations)
+    # (heads, head_size, hidden) and (hidden, heads, head_size)
+    values = attention.query_key_value.weight.view(3, len(relations), head_size, hidden)[2]
+    outputs = attention.output.weight.view(hidden, len(relations), head_size)
+    rows, frequencies = words.vectors[words.known], words.frequencies[words.known]
+    squares = 0.0
+    for head, matrix in enumerate(relations):
+        left, singular, right = torch.linalg.svd(matrix)
+        root = singular[:head_size].sqrt()
+        values[head], outputs[:, head] = (left[:, :head_size] * root).T, right[:head_size].T * root
+        squares += float(frequencies @ (rows @ values[head].T @ outputs[:, head].T).norm(dim=1) / rows[0].norm()) ** 2
+    scale = math.sqrt(length / math.sqrt(squares)) if squares else 0.0
+    values.mul_(scale)
+    outputs.mul_(scale)
+
+
+def _attentions(model: BertForPreTraining) -> list[SelfAttention]:
+    return [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
+
+
+def _offsets(attention: SelfAttention, layer: int) -> list[int]:
+    """Return the offset of each positional head of a layer: -1, 1, -2, 2, … from the first layer on."""
+    heads = range(layer * attention.num_heads, (layer + 1) * attention.num_heads)
+    return [(head // 2 + 1) * (1 if head % 2 else -1) for head in heads]
+
+
+def _rotate_heads(
+    attention: SelfAttention, offsets: list[int], frequencies: Tensor, subspace: Tensor, peak: float
+) -> None:
     """Add projections to the query and key matrices, so that each head attends to its offset."""
     hidden = subspace.shape[1]
     query_key_value = attention.query_key_value.weight.view(3, attention.num_heads, -1, hidden)
@@ -98,8 +164,7 @@ def _rotate_heads(attention: SelfAttention, frequencies: Tensor, subspace: Tenso
     head_size = query_key_value.shape[2]
     scale = math.sqrt(2 * peak * math.sqrt(head_size) / hidden)
     cosines, sines = subspace.chunk(2)  # (frequencies, hidden) each
-    for head in range(attention.num_heads):
-        offset = (head // 2 + 1) * (1 if head % 2 else -1)
+    for head, offset in enumerate(offsets):
         angle = offset * frequencies[:, None]
         query = torch.cat([angle.cos() * cosines - angle.sin() * sines, angle.sin() * cosines + angle.cos() * sines])
         query_key_value[0, head, : len(query)].add_(scale * query[:head_size])

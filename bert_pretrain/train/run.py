@@ -26,7 +26,12 @@ from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
-from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
+from bert_pretrain.train.initial_weights import (
+    start_from_cooccurrences,
+    start_from_teacher,
+    start_positional_heads,
+    unigram_bias,
+)
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
@@ -198,7 +203,10 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
-        if train.init == "positional_heads":
+        if train.init == "cooccurrences" and run.teacher is None:
+            num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
+            print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
+        elif train.init != "normal":  # the teacher provides the word embeddings
             start_positional_heads(model, train.seed)
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))

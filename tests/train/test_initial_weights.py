@@ -87,6 +87,23 @@ def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, posit
         assert torch.diagonal(shares[head], offset).mean() > 0.5, offset
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_start_from_cooccurrences_predicts_from_neighbors(
+    fit: Fit, heads: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": heads}
+    run = fit(max_steps=1, init="cooccurrences", mlm_bias="unigram", model=sizes)
+    assert "co-occurrences of 48 tokens" in capsys.readouterr().out
+    other = fit("other", max_steps=1, init="positional_heads", mlm_bias="unigram", model=sizes)
+    computed, random = metrics(run)[0], metrics(other)[0]  # before the first step
+    assert computed["validation_mlm_accuracy"] > 0.2 > 0.04 > random["validation_mlm_accuracy"]
+    assert computed["validation_mlm_loss"] < random["validation_mlm_loss"] - 0.1
+
+
+def test_starts_from_cooccurrences_are_bit_equal(fit: Fit) -> None:
+    assert_same_run(fit("first", max_steps=3, init="cooccurrences"), fit("second", max_steps=3, init="cooccurrences"))
+
+
 def test_unigram_bias_is_the_log_frequency_before_masking(data_folder: Path) -> None:
     data = DataFolder.open(data_folder)
     tokenizer = data.tokenizer()
