@@ -52,7 +52,8 @@ BASE = {
 # Changes to `BASE`. Model size, vocabulary size and batch size are flags.
 VARIANTS: dict[str, dict[str, str]] = {
     "base": {},
-    "auto": {"train.peak_lr": "4e-3", "train.mlm_bias": "unigram", "train.init": "positional_heads"},
+    "auto": {"train.peak_lr": "4e-3", "train.mlm_bias": "unigram", "train.init": "cooccurrences"},
+    "cooccurrences": {"train.init": "cooccurrences"},
     "positional-heads": {"train.init": "positional_heads"},
     "unigram-bias": {"train.mlm_bias": "unigram"},
     "mask-30": {"data.masked_lm_prob": "0.3"},
@@ -216,7 +217,8 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     validation = [line for line in lines if "validation_mlm_loss" in line][-1]
     score = score_of(folder / "model", texts["dev"], options)
     return {
-        **asdict(run), "language": options.language, "nats_per_byte": score,
+        **asdict(run), "language": options.language, "init": run.settings.get("train.init", "normal"),
+        "nats_per_byte": score,
         **{key: validation[f"validation_{key}"] for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")},
         "train_mlm_loss": trained["mlm_loss"], "tokens": trained["tokens"], "epochs": trained["epoch"],
         "seconds": trained["elapsed_seconds"], "wall_seconds": seconds,

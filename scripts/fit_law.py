@@ -49,7 +49,8 @@ def counted(row: Row) -> float:
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss that a curve predicts for a run."""
     weights, tokens = size_of(row).weights / 1e6, counted(row)
-    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"])
+    start = law.HEAD_START if row.get("init") == "cooccurrences" else 0.0
+    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"], start=start)
     return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
 
@@ -86,14 +87,14 @@ def vocab_power(rows: Sequence[Row], curve: Curve) -> float:
     return float(np.mean(powers))
 
 
-def half_life(rows: Sequence[Row], curve: Curve) -> float:
-    """Return the half-life of repeated text, in epochs, at which the curve matches the runs of ten epochs or more."""
+def fit_of(name: str, rows: Sequence[Row], curve: Curve) -> float:
+    """Return the value of a constant of `law` at which the curve matches the runs."""
 
-    def log_ratios(half_lives: np.ndarray) -> np.ndarray:
-        with mock.patch.object(law, "REPETITION_HALF_LIFE", float(half_lives[0])):
-            return np.log([loss_of(curve, row) / row["mlm_loss"] for row in rows if row.get("epochs", 1.0) >= 10.0])
+    def log_ratios(values: np.ndarray) -> np.ndarray:
+        with mock.patch.object(law, name, float(values[0])):
+            return np.log([loss_of(curve, row) / row["mlm_loss"] for row in rows])
 
-    return float(least_squares(log_ratios, [law.REPETITION_HALF_LIFE], diff_step=1e-3).x[0])
+    return float(least_squares(log_ratios, [getattr(law, name)], diff_step=1e-3).x[0])
 
 
 def nsp_curve(rows: Sequence[Row]) -> dict[str, float]:
@@ -150,7 +151,10 @@ def main() -> None:
         print(f'"{language}": {curve}')
     english = _of_language(rows, "en")
     print(f"power of the vocabulary size: {vocab_power(english, curves['en']):.3f}")
-    print(f"half-life of repeated text: {half_life(english, curves['en']):.1f} epochs")
+    repeated = [row for row in english if row.get("epochs", 1.0) >= 10.0]
+    print(f"half-life of repeated text: {fit_of('REPETITION_HALF_LIFE', repeated, curves['en']):.1f} epochs")
+    started = [row for row in english if row.get("init") == "cooccurrences"]
+    print(f"worth of the start from co-occurrences: {fit_of('HEAD_START', started, curves['en']):.1f} million tokens")
     print("next sentence:", ", ".join(f"{name} {value:.2f}" for name, value in nsp_curve(rows).items()))
     forecasts = left_out(rows)
     for name, row, loss, is_inside in forecasts:
@@ -173,7 +177,8 @@ def draw(rows: Sequence[Row], curves: dict[str, Curve], path: Path) -> None:
     for axes, (language, title) in zip(
         figure.subplots(1, 2, sharey=True), (("en", "English"), ("zh", "Chinese")), strict=True
     ):
-        runs, batch = _of_language(rows, language), law.BATCHES[0]
+        runs = [row for row in _of_language(rows, language) if row.get("init") != "cooccurrences"]
+        batch = law.BATCHES[0]
         tokens = np.geomspace(min(row["tokens"] for row in rows), 100e6, 80)
         for size in sorted({size_of(row) for row in runs}):
             losses = [curves[language].loss(size.weights / 1e6, each / 1e6, each / batch, batch) for each in tokens]

@@ -5,6 +5,7 @@ The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/
 """
 
 import contextlib
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,7 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> TrainState:
     """Print the settings of the run and return its initial or restored state."""
+    begin = time.perf_counter()
     model = _make_model(run, latest)
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
@@ -180,6 +182,8 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
         print(describe_resume(latest, run))
     elif run.carried is not None:
         carry_over(state, run.carried, run.data.content_hash)
+    if latest is None:
+        state.progress.wall_seconds = time.perf_counter() - begin
     return state
 
 
