@@ -46,11 +46,15 @@ def counted(row: Row) -> float:
     return law.counted(row["tokens"] / 1e6, row.get("epochs", 1.0))
 
 
+def start_of(row: Row) -> float:
+    """Return the million tokens that the initial weights of a run are worth."""
+    return law.HEAD_START if row.get("init") == "cooccurrences" else 0.0
+
+
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss that a curve predicts for a run."""
     weights, tokens = size_of(row).weights / 1e6, counted(row)
-    start = law.HEAD_START if row.get("init") == "cooccurrences" else 0.0
-    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"], start=start)
+    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"], start=start_of(row))
     return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
 
@@ -87,14 +91,14 @@ def vocab_power(rows: Sequence[Row], curve: Curve) -> float:
     return float(np.mean(powers))
 
 
-def fit_of(name: str, rows: Sequence[Row], curve: Curve) -> float:
-    """Return the value of a constant of `law` at which the curve matches the runs."""
+def half_life(rows: Sequence[Row], curve: Curve) -> float:
+    """Return the half-life of repeated text, in epochs, at which the curve matches the runs of ten epochs or more."""
 
-    def log_ratios(values: np.ndarray) -> np.ndarray:
-        with mock.patch.object(law, name, float(values[0])):
-            return np.log([loss_of(curve, row) / row["mlm_loss"] for row in rows])
+    def log_ratios(half_lives: np.ndarray) -> np.ndarray:
+        with mock.patch.object(law, "REPETITION_HALF_LIFE", float(half_lives[0])):
+            return np.log([loss_of(curve, row) / row["mlm_loss"] for row in rows if row.get("epochs", 1.0) >= 10.0])
 
-    return float(least_squares(log_ratios, [getattr(law, name)], diff_step=1e-3).x[0])
+    return float(least_squares(log_ratios, [law.REPETITION_HALF_LIFE], diff_step=1e-3).x[0])
 
 
 def nsp_curve(rows: Sequence[Row]) -> dict[str, float]:
@@ -151,10 +155,7 @@ def main() -> None:
         print(f'"{language}": {curve}')
     english = _of_language(rows, "en")
     print(f"power of the vocabulary size: {vocab_power(english, curves['en']):.3f}")
-    repeated = [row for row in english if row.get("epochs", 1.0) >= 10.0]
-    print(f"half-life of repeated text: {fit_of('REPETITION_HALF_LIFE', repeated, curves['en']):.1f} epochs")
-    started = [row for row in english if row.get("init") == "cooccurrences"]
-    print(f"worth of the start from co-occurrences: {fit_of('HEAD_START', started, curves['en']):.1f} million tokens")
+    print(f"half-life of repeated text: {half_life(english, curves['en']):.1f} epochs")
     print("next sentence:", ", ".join(f"{name} {value:.2f}" for name, value in nsp_curve(rows).items()))
     forecasts = left_out(rows)
     for name, row, loss, is_inside in forecasts:
@@ -177,7 +178,7 @@ def draw(rows: Sequence[Row], curves: dict[str, Curve], path: Path) -> None:
     for axes, (language, title) in zip(
         figure.subplots(1, 2, sharey=True), (("en", "English"), ("zh", "Chinese")), strict=True
     ):
-        runs = [row for row in _of_language(rows, language) if row.get("init") != "cooccurrences"]
+        runs = [row for row in _of_language(rows, language) if not start_of(row)]
         batch = law.BATCHES[0]
         tokens = np.geomspace(min(row["tokens"] for row in rows), 100e6, 80)
         for size in sorted({size_of(row) for row in runs}):

@@ -18,8 +18,9 @@ from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
 
 MIN_SECONDS = 120.0
-# Speed of `vocab` and `make-data` on a slow core, share of `vocab` in their time, and time to start all stages.
-DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 8.0
+# Speed of `vocab` and `make-data` on a slow core, share of `vocab` in their time, and time to start all stages (with
+# initial weights).
+DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 12.0
 MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
 # Text to read: 2 x the expected training tokens, at least 10 MB and 100 documents.
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0

@@ -116,7 +116,7 @@ def mutual_information(counts: Tensor, powers: tuple[float, float]) -> Tensor:
 def _csr(matrix: Tensor) -> Tensor:
     """Convert a sparse matrix to compressed rows. Products with these use all threads."""
     with warnings.catch_warnings(action="ignore"):  # torch calls the layout a beta feature
-        return matrix.coalesce().to_sparse_csr()
+        return matrix.to_sparse_csr()
 
 
 def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, seed: int) -> WordVectors:
@@ -128,8 +128,8 @@ def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, se
     counts = cooccurrences.in_window()
     frequencies = torch.bincount(counts.indices()[0], counts.values(), size)
     known = frequencies.nonzero().squeeze(1)
-    information = mutual_information(counts, VECTOR_POWERS)
-    matrix, transposed = _csr(information), _csr(information.T)
+    matrix = _csr(mutual_information(counts, VECTOR_POWERS))
+    transposed = _csr(mutual_information(counts, VECTOR_POWERS[::-1]))  # the counts are symmetric
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "word vectors"))
     axes = torch.randn(size, min(hidden + OVERSAMPLING, size), generator=generator)
     for _ in range(ITERATIONS):
