@@ -276,7 +276,7 @@ class TrainConfig(_Section):
     warmup_steps: Annotated[int, Field(ge=0), _ParseInteger] | None = None
     """Number of warm-up steps, instead of `warmup_ratio`; at most the steps of the run, and not with `time_budget`."""
     init: Literal["normal", "positional_heads", "cooccurrences"] = "normal"
-    """Initial weights: as in BERT, with heads that attend to neighboring tokens, or also with counts of neighbors."""
+    """Initial weights: as in BERT, with heads that attend to neighbors, or also from counts of neighboring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     teacher: Annotated[str, Field(min_length=1)] | None = None

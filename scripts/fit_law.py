@@ -48,7 +48,7 @@ def counted(row: Row) -> float:
 
 def start_of(row: Row) -> float:
     """Return the million tokens that the initial weights of a run are worth."""
-    return law.HEAD_START if row.get("init") == "cooccurrences" else 0.0
+    return law.worth_of_start(counted(row)) if row.get("init") == "cooccurrences" else 0.0
 
 
 def loss_of(curve: Curve, row: Row) -> float:

@@ -32,6 +32,7 @@ from bert_pretrain.train.cooccurrence import WINDOW, WordVectors, count_cooccurr
 _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
 PEAK = 4.0  # attention logit at the offset, minus the log of the number of positions; other logits are near 0
 GAIN = 0.7  # ratio of the lengths of a projection's output and input
+MIN_SINGULAR = 1e-3  # of a relation, as a share of the largest
 # From co-occurrences: the minimum number of positional heads, which narrow networks have in several layers; the ratio
 # of the lengths of a layer's evidence and of its word vectors, in the first and in other layers; the factor of PEAK in
 # other layers, where position is a smaller part of the input; and the scale of the decoder's input. By held-out loss.
@@ -103,15 +104,16 @@ def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int
 
 @torch.no_grad()
 def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokenizer: Tokenizer, seed: int) -> int:
-    """Start from counts of neighboring tokens, in addition to positional heads. Return the number of word vectors."""
+    """Start with positional heads, and from counts of neighboring tokens. Return the number of word vectors."""
     config = model.config
     num_layers = min(config.num_hidden_layers, math.ceil(MIN_POSITIONAL_HEADS / config.num_attention_heads))
-    start_positional_heads(model, seed, num_layers)
     max_offset = math.ceil(num_layers * config.num_attention_heads / 2)
     cooccurrences = count_cooccurrences(data, tokenizer, max(WINDOW, max_offset))
     words = word_vectors(cooccurrences, config.hidden_size, config.initializer_range, seed)
     if not words.vectors.any():
+        start_positional_heads(model, seed)
         return 0
+    start_positional_heads(model, seed, num_layers)
     model.embeddings.word_embeddings.weight[words.known] = words.vectors[words.known]
     positions = model.embeddings.position_embeddings.weight
     noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
@@ -126,22 +128,26 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
 def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: WordVectors, length: float) -> None:
     """Set value and output projections, so that each head applies the largest part of its relation that it can hold.
 
-    The root of the sum of squares of the heads' outputs becomes about `length` times the length of a word vector.
+    The root of the sum of squares of the heads' outputs becomes about `length` times the length of a word vector. If
+    the rank of a relation is smaller than the head, the other dimensions of the head keep their random weights.
     """
     hidden, head_size = relations[0].shape[0], relations[0].shape[0] // len(relations)
     # (heads, head_size, hidden) and (hidden, heads, head_size)
     values = attention.query_key_value.weight.view(3, len(relations), head_size, hidden)[2]
     outputs = attention.output.weight.view(hidden, len(relations), head_size)
     rows, frequencies = words.vectors[words.known], words.frequencies[words.known]
-    squares = 0.0
-    for head, matrix in enumerate(relations):
+    parts, squares = [], 0.0
+    for matrix in relations:
         left, singular, right = torch.linalg.svd(matrix)
-        root = singular[:head_size].sqrt()
-        values[head], outputs[:, head] = (left[:, :head_size] * root).T, right[:head_size].T * root
-        squares += float(frequencies @ (rows @ values[head].T @ outputs[:, head].T).norm(dim=1) / rows[0].norm()) ** 2
+        rank = min(head_size, int((singular > MIN_SINGULAR * singular[0]).sum()))
+        root = singular[:rank].sqrt()
+        parts.append(((left[:, :rank] * root).T, right[:rank].T * root))
+        lengths = (rows @ parts[-1][0].T @ parts[-1][1].T).norm(dim=1)
+        squares += float(frequencies @ lengths / rows.norm(dim=1).max()) ** 2
     scale = math.sqrt(length / math.sqrt(squares)) if squares else 0.0
-    values.mul_(scale)
-    outputs.mul_(scale)
+    for head, (value, output) in enumerate(parts):
+        values[head, : len(value)] = scale * value
+        outputs[:, head, : len(value)] = scale * output
 
 
 def _attentions(model: BertForPreTraining) -> list[SelfAttention]:

@@ -23,7 +23,7 @@ from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
-from bert_pretrain.train.state import Progress, TrainState
+from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
 
 # Evaluates the whole validation split if passed True, else a part of it. Returns None if there is no such split.
@@ -47,6 +47,7 @@ def fit(
     config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
     state.network.train()
+    start_seconds = progress.longest_seconds.get(INITIAL_WEIGHTS, 0.0)
     with (
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
@@ -76,7 +77,7 @@ def fit(
                 is_last or progress.step % every == 0
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
-            eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve)
+            eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve - start_seconds)
             if log_due or eval_due or save_due or clock.is_first_step:
                 _synchronize(run.device)  # so that the time of evaluating and saving does not include training
             clock.add_step(state, batch, time.perf_counter() - begin, batches.last_wait_seconds)

@@ -42,7 +42,7 @@ from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
 from bert_pretrain.train.schedule import duration, too_long
-from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.state import INITIAL_WEIGHTS, TrainState
 from bert_pretrain.train.step import LossScale
 
 
@@ -166,6 +166,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     """Print the settings of the run and return its initial or restored state."""
     begin = time.perf_counter()
     model = _make_model(run, latest)
+    seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)  # all ranks need the same value
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
     num_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
@@ -183,7 +184,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     elif run.carried is not None:
         carry_over(state, run.carried, run.data.content_hash)
     if latest is None:
-        state.progress.wall_seconds = time.perf_counter() - begin
+        state.progress.longest_seconds[INITIAL_WEIGHTS] = seconds
     return state
 
 
@@ -207,10 +208,11 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
-        if train.init == "cooccurrences" and run.teacher is None:
+        # A teacher replaces weights, and DDP replaces those of all ranks by the main process's.
+        if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
             num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
             print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
-        elif train.init != "normal":  # the teacher provides the word embeddings
+        elif train.init != "normal":
             start_positional_heads(model, train.seed)
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))

@@ -26,7 +26,7 @@ def test_every_measured_run_is_in_its_expected_range(run: dict[str, Any]) -> Non
         run.get("epochs", 1.0),
         is_chinese=run["language"] == "zh",
         batch_tokens=run["tokens"] / run["steps"],
-        start=fit_law.start_of(run),
+        from_cooccurrences=run.get("init") == "cooccurrences",
     )
     assert expected.mlm_loss[0] <= run["mlm_loss"] <= expected.mlm_loss[1]
     if run["nsp_accuracy"] is not None:

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.initial_weights import UNSEEN_COUNT, start_from_teacher, start_positional_heads, unigram_bias
+from bert_pretrain.train.initial_weights import (
+    UNSEEN_COUNT,
+    start_from_cooccurrences,
+    start_from_teacher,
+    start_positional_heads,
+    unigram_bias,
+)
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
 
@@ -98,6 +105,36 @@ def test_start_from_cooccurrences_predicts_from_neighbors(
     computed, random = metrics(run)[0], metrics(other)[0]  # before the first step
     assert computed["validation_mlm_accuracy"] > 0.2 > 0.04 > random["validation_mlm_accuracy"]
     assert computed["validation_mlm_loss"] < random["validation_mlm_loss"] - 0.1
+
+
+@torch.no_grad()
+def test_evidence_of_few_tokens_and_of_no_neighbors_keeps_random_weights(data_folder: Path) -> None:
+    """Fewer tokens than dimensions, and offsets beyond all segments: no dimension becomes zero or large."""
+    data = DataFolder.open(data_folder)
+    sizes = {"hidden_size": 96, "num_attention_heads": 2, "initializer_range": 0.02}  # 48 tokens have vectors
+    for heads in (2, 96):  # 96 heads attend to offsets up to 48; segments have at most 14 tokens
+        model = bert(1, **{**sizes, "num_attention_heads": heads})
+        assert start_from_cooccurrences(model, data, data.tokenizer(), 1) == 48
+        attention = model.encoder.layers[0].attention
+        values = attention.query_key_value.weight[2 * 96 :]  # type: ignore[union-attr, index]
+        for matrix in (values, attention.output.weight.T):  # type: ignore[union-attr, operator]
+            assert (matrix.norm(dim=1) > 0.01).all()  # type: ignore[operator]
+            assert torch.linalg.matrix_norm(matrix, 2) < 20.0  # type: ignore[arg-type]
+
+
+def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*arguments: object) -> int:
+        time.sleep(2.0)
+        return start_from_cooccurrences(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("bert_pretrain.train.run.start_from_cooccurrences", slow)
+    begin = time.perf_counter()
+    run = fit(max_steps=None, time_budget=5, init="cooccurrences", warmup_ratio=0.5, log_every=1)
+    assert time.perf_counter() - begin < 6.5
+    rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
+    assert rates[0] < 0.1 * max(rates)
 
 
 def test_starts_from_cooccurrences_are_bit_equal(fit: Fit) -> None:
