@@ -42,7 +42,7 @@ def batch_of(row: Row) -> int:
 
 
 def counted(row: Row) -> float:
-    """Return the million tokens of a run, where repeated text counts less. Runs without `epochs` count as one."""
+    """Return the million tokens of a run, where repeated text counts less. Runs without `epochs` repeat no text."""
     return law.counted(row["tokens"] / 1e6, row.get("epochs", 1.0))
 
 

@@ -51,7 +51,9 @@ class Cooccurrences:
         return self._matrix(np.concatenate(pairs, axis=1), np.concatenate(counts))
 
     def _matrix(self, pairs: np.ndarray, values: np.ndarray) -> Tensor:
-        return _sparse(torch.from_numpy(pairs.copy()), torch.from_numpy(values).float(), self.vocab_size).coalesce()
+        return _sparse(
+            torch.from_numpy(np.ascontiguousarray(pairs)), torch.from_numpy(values).float(), self.vocab_size
+        ).coalesce()
 
 
 def _sparse(indices: Tensor, values: Tensor, size: int, *, is_coalesced: bool = False) -> Tensor:

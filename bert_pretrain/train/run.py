@@ -166,7 +166,6 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     """Print the settings of the run and return its initial or restored state."""
     begin = time.perf_counter()
     model = _make_model(run, latest)
-    seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)  # all ranks need the same value
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
     num_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
@@ -183,7 +182,8 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
         print(describe_resume(latest, run))
     elif run.carried is not None:
         carry_over(state, run.carried, run.data.content_hash)
-    if latest is None:
+    if latest is None:  # all ranks need the same value
+        seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)
         state.progress.longest_seconds[INITIAL_WEIGHTS] = seconds
     return state
 
