@@ -77,8 +77,11 @@ def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int = 1) -> None:
-    """Make the heads of an initialized model's first layers attend to the offsets -1, 1, -2, 2, …"""
+def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int = 1) -> Tensor:
+    """Make the heads of an initialized model's first layers attend to the offsets -1, 1, -2, 2, …
+
+    Return an orthonormal basis of the subspace of the position embeddings, (at most the head size, hidden).
+    """
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
@@ -100,6 +103,7 @@ def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int
             _keep_lengths(projection, generator)
     for head in (model.mlm_head, model.pooler, model.nsp_head):
         _keep_lengths(head.dense.weight, generator)
+    return subspace
 
 
 @torch.no_grad()
@@ -113,9 +117,13 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
     if not words.vectors.any():
         start_positional_heads(model, seed)
         return 0
-    start_positional_heads(model, seed, num_layers)
-    model.embeddings.word_embeddings.weight[words.known] = words.vectors[words.known]
-    positions = model.embeddings.position_embeddings.weight
+    subspace = start_positional_heads(model, seed, num_layers)
+    embeddings, positions = model.embeddings.word_embeddings.weight, model.embeddings.position_embeddings.weight
+    embeddings[words.known] = words.vectors[words.known]
+    if len(subspace) < config.hidden_size:
+        # Without a position, the heads of [CLS] attend to all tokens about equally.
+        first = embeddings[tokenizer.cls_id] + positions[0] + model.embeddings.token_type_embeddings.weight[0]
+        embeddings[tokenizer.cls_id] -= first @ subspace.T @ subspace
     noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
     for layer, attention in enumerate(_attentions(model)[:num_layers]):
         relations = [relation(cooccurrences, words, offset, noise) for offset in _offsets(attention, layer)]

@@ -79,6 +79,15 @@ def test_student_resumes_bit_equal_after_its_teacher_has_moved(
         fit(run, log_every=2)
 
 
+def attention_in_first_layer(model: BertForPreTraining, ids: torch.Tensor) -> torch.Tensor:
+    """Return the attention probabilities, (heads, queries, keys), for one sequence."""
+    heads, hidden = model.config.num_attention_heads, model.config.hidden_size
+    inputs = model.embeddings(ids, torch.zeros_like(ids), torch.arange(len(ids)))
+    fused = model.encoder.layers[0].attention.query_key_value(inputs)  # type: ignore[union-attr, operator]
+    query, key, _ = fused.view(len(ids), 3, heads, -1).unbind(1)
+    return (torch.einsum("qhd,khd->hqk", query, key) / (hidden / heads) ** 0.5).softmax(-1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("hidden", "heads", "positions"), [(99, 3, 40), (768, 12, 512)])
 def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, positions: int) -> None:
@@ -86,10 +95,7 @@ def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, posit
     model = bert(3, **sizes, max_position_embeddings=positions, initializer_range=0.02).eval()
     start_positional_heads(model, 3)
     ids = torch.randint(0, VOCAB_SIZE, (positions,), generator=torch.Generator().manual_seed(1))
-    inputs = model.embeddings(ids, torch.zeros_like(ids), torch.arange(positions))
-    fused = model.encoder.layers[0].attention.query_key_value(inputs)  # type: ignore[union-attr, operator]
-    query, key, _ = fused.view(positions, 3, heads, -1).unbind(1)
-    shares = (torch.einsum("qhd,khd->hqk", query, key) / (hidden / heads) ** 0.5).softmax(-1)
+    shares = attention_in_first_layer(model, ids)
     for head, offset in zip(range(heads), (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6), strict=False):
         assert torch.diagonal(shares[head], offset).mean() > 0.5, offset
 
@@ -105,6 +111,17 @@ def test_start_from_cooccurrences_predicts_from_neighbors(
     computed, random = metrics(run)[0], metrics(other)[0]  # before the first step
     assert computed["validation_mlm_accuracy"] > 0.2 > 0.04 > random["validation_mlm_accuracy"]
     assert computed["validation_mlm_loss"] < random["validation_mlm_loss"] - 0.1
+
+
+@torch.no_grad()
+def test_only_cls_attends_to_all_tokens_at_the_start_from_cooccurrences(data_folder: Path) -> None:
+    data = DataFolder.open(data_folder)
+    tokenizer = data.tokenizer()
+    model = bert(3, hidden_size=64, num_attention_heads=4, initializer_range=0.02).eval()
+    start_from_cooccurrences(model, data, tokenizer, 3)
+    shares = attention_in_first_layer(model, torch.tensor([tokenizer.cls_id, *tokenizer.word_piece_ids[:31]]))
+    assert shares[:, 0].max() < 3 / 32
+    assert torch.diagonal(shares[1], 1)[1:].mean() > 0.5
 
 
 @torch.no_grad()
