@@ -184,7 +184,7 @@ class DataConfig(_Section):
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line (lines), or running text that `sentencex` splits; auto: chosen per input from its text."""
     language: Annotated[str, Field(min_length=2, examples=["auto", "en", "zh"])] = AUTO_LANGUAGE
-    """ISO 639 code of the language, for sentences, accents and the model card; auto: detected from the inputs."""
+    """ISO 639 code of the language, for sentences, case, accents and the model card; auto: from the inputs."""
     document_boundary: DocumentBoundary = "auto"
     """End of a document in a text file: a blank line, every line, or the end of the file; auto: blank lines in files
     with one sentence per line, otherwise the end of the file; INPUT=line sets one input."""
@@ -258,7 +258,7 @@ class TrainConfig(_Section):
     global_batch_size: PositiveInt = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    """Tokens per micro-batch, without padding; changes speed and memory, not the result; auto: as many as fit."""
+    """Tokens per micro-batch; changes speed and memory, not the result; auto: as many as fit, on CPU up to 4,096."""
     max_steps: PositiveInt | None = None
     """Length of the run in steps; null: 100,000, unless `max_epochs` or `time_budget` is set."""
     max_epochs: Float | None = None
@@ -296,7 +296,7 @@ class TrainConfig(_Section):
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of matrix products; auto: bf16 if the device supports it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
-    """Pack sequences without padding (varlen), or pad them; auto: varlen if the device supports it."""
+    """Pack sequences without padding (varlen), or pad them; auto: varlen or Triton kernels if the device has them."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile; auto: on CUDA if attention does not pad."""
     activation_checkpointing: bool = False
