@@ -160,6 +160,7 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
         if isinstance(config.data.document_boundary, dict):
             changes["document_boundary"] = "auto"
         stages = [(config.for_phase(phase), phase.time_share) for phase in config.phases] or [(config, 1.0)]
+        prepared: list[tuple[Config, Path, float]] = []
         for index, (stage, time_share) in enumerate(stages):
             stage = stage.model_copy(update={"phases": (), "data": stage.data.model_copy(update=changes)})
             with contextlib.redirect_stdout(io.StringIO()):
@@ -174,6 +175,11 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             elif (epochs := stage.train.max_epochs) is not None:
                 steps = epochs * scale * data_folder.rows("train") / stage.train.global_batch_size
                 stage = _with_length(stage, max_steps=max(1, round(steps)))
+            prepared.append((stage, data, tokens))
+        total_steps = sum(stage.train.planned_steps or 0 for stage, *_ in prepared)
+        for stage, data, tokens in prepared:
+            if len(prepared) > 1 and (steps := stage.train.planned_steps) is not None:
+                stage = _with_length(stage, max_steps=steps, schedule_steps=total_steps)
             train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
@@ -217,19 +223,22 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration
+    from bert_pretrain.train.state import INITIAL_WEIGHTS
 
     if (run / MANIFEST).exists():  # finished, so its length must not change
-        budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
-    else:
-        latest = newest_checkpoint(run / "checkpoints")
-        left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
-        if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
-            what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
-            what += f"{duration(max(left, 0.0))} are left, too little to train"
-            raise ConfigError(what, where="the key 'time'", remedy="allow more time, or use fewer inputs")
-        trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
-        budget = max(shares[0] / sum(shares) * (trained + left), trained + 0.1)
-    return _with_length(config, time_budget=budget)
+        finished = read_manifest(run, "run", "--output")["config"]["train"]
+        return _with_length(config, **{name: finished[name] for name in LENGTHS})
+    latest = newest_checkpoint(run / "checkpoints")
+    left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
+    if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
+        what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
+        what += f"{duration(max(left, 0.0))} are left, too little to train"
+        raise ConfigError(what, where="the key 'time'", remedy="allow more time, or use fewer inputs")
+    trained = 0.0
+    if latest is not None:
+        progress = latest.record["progress"]
+        trained = progress["wall_seconds"] + progress["longest_seconds"].get(INITIAL_WEIGHTS, 0.0)
+    return _with_length(config, time_budget=max(shares[0] / sum(shares) * (trained + left), trained + 0.1))
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:

@@ -96,6 +96,13 @@ class Classify(Task):
             where = next(example.where for example in train if example.label == non_integers[0])
             what = f"the labels are not integers, for example {non_integers[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
+        for example in others:
+            if isinstance(example.label, list):
+                what, remedy = (
+                    f"the label {example.label!r} is a list",
+                    "use lists in the training rows too, or nowhere",
+                )
+                raise InputError(what, where=example.where, remedy=remedy)
         self.set_classes(counts, others)
 
     def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:

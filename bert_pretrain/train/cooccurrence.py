@@ -155,7 +155,7 @@ def relation(cooccurrences: Cooccurrences, words: WordVectors, offset: int, nois
     information = _csr(mutual_information(cooccurrences.at(offset), RELATION_POWERS))
     weights = words.frequencies[:, None] ** FIT_POWER
     weighted = words.vectors * weights
-    products = (weighted.T @ (information @ weighted)).double()
+    products = weighted.double().T @ (information @ weighted).double()
     gram = words.vectors.double().T @ weighted.double()  # nearly singular if there are fewer tokens than dimensions
     gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
     return torch.linalg.solve(gram + weights.sum() * noise, torch.linalg.solve(gram, products.T).T).float()

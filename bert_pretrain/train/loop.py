@@ -22,6 +22,7 @@ from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import duration
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
@@ -57,8 +58,12 @@ def fit(
         if evaluate_first:
             _evaluate(run, clock, log, progress.step, evaluate, all_examples=False)
         now = clock.boundary(signals.take())
-        if progress.step and run.length.is_over(progress.step, now.seconds, now.reserve):
-            _evaluate_end(run, clock, log, progress.step, evaluate)
+        if run.length.is_over(progress.step, now.seconds, now.reserve):
+            if progress.step:
+                _evaluate_end(run, clock, log, progress.step, evaluate)
+            elif run.init_from is None:
+                what = f"the start took {duration(now.seconds + start_seconds)}, so no time is left for a step"
+                raise ConfigError(what, where="train.time_budget", remedy="allow more time")
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             begin = time.perf_counter()
             batch = _next_batch(batches, progress.step, checkpoints)
@@ -162,6 +167,7 @@ def _save(
 ) -> None:
     """Start writing a checkpoint. After a stop signal, wait for it, write the status and raise `Interrupted`."""
     begin = time.perf_counter()
+    clock.read()  # to include the evaluation at this step
     checkpoint = checkpoints.save()
     clock.reserve("save", time.perf_counter() - begin)
     # The end of the run waits for the last checkpoint and for the final model, which is smaller.

@@ -176,6 +176,8 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
     """Train or extend a vocabulary. Return its tokenizer, and metrics of the vocabulary and the text."""
     repairs_and_drops = join_reasons(counts.repairs_and_drops)
     check_texts(repairs_and_drops, counts.documents)
+    if not counts.training:
+        counts.training, counts.held_out = counts.held_out, Counter()
     normalized = normalize(counts, config.vocab, config.data.language, old)
     words, held_out = normalized.training, normalized.held_out
     if not words:
@@ -202,6 +204,9 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
+        if not kept:
+            what = f"no word occurs {vocab.min_frequency:,} times, so the vocabulary is empty"
+            raise InputError(what, where="vocab.min_frequency", remedy="lower it, or add text")
         share = sum(kept) / words.total()
         print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}

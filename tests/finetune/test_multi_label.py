@@ -59,6 +59,10 @@ def test_lists_and_single_labels_do_not_mix(toy_model: Path, tmp_path: Path) -> 
     path = write_rows(tmp_path / "a.jsonl", [*emotions(20, 1), {"text": "good", "label": "joy"}])
     with pytest.raises(InputError, match="'joy' is not a list"):
         finetune("classify", toy_model, train=path, output=tmp_path / "out", device="cpu")
+    single = write_rows(tmp_path / "b.jsonl", [{"text": "good", "label": name} for name in ("joy", "fear")])
+    lists = write_rows(tmp_path / "c.jsonl", [{"text": "good", "label": ["joy"]}])
+    with pytest.raises(InputError, match=r"\['joy'\] is a list"):
+        finetune("classify", toy_model, train=single, validation=lists, output=tmp_path / "out", device="cpu")
 
 
 def test_hold_out_keeps_each_class_in_both_parts_where_possible() -> None:

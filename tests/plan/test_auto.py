@@ -1,16 +1,20 @@
 """`run auto` and `run --time`: a plan to repeat, a run that ends in time, the forecast and the outcome."""
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert_pretrain import pipeline
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING
 from bert_pretrain.plan import auto, timing
+from bert_pretrain.plan.time_limit import TimeLimit
+from bert_pretrain.train.state import INITIAL_WEIGHTS
 from tests.conftest import call, run_stages
 from tests.plan.test_planner import machine, plan
 
@@ -143,6 +147,24 @@ def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path
     config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 30.0)})
     with pytest.raises(ConfigError, match="too little"):
         run_stages(config, tmp_path / "out", seconds_before=29.0)
+
+
+def test_run_that_finished_without_a_time_limit_is_not_trained_again(english_text: Path, tmp_path: Path) -> None:
+    config = load_config("tiny", [*TINY, "train.max_steps=2"], {"inputs": ("", [str(english_text)])})
+    model = run_stages(config, tmp_path / "out")
+    before = (model.parent / "manifest.json").read_bytes()
+    assert run_stages(config.model_copy(update={"time": 60.0}), tmp_path / "out") == model
+    assert (model.parent / "manifest.json").read_bytes() == before
+
+
+def test_resumed_run_has_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = {"wall_seconds": 20.0, "longest_seconds": {INITIAL_WEIGHTS: 5.0, "evaluate": 1.0}}
+    checkpoint = types.SimpleNamespace(record={"progress": progress})
+    monkeypatch.setattr("bert_pretrain.train.checkpoint.newest_checkpoint", lambda _: checkpoint)
+    with TimeLimit(100.0, tmp_path / "time.json", used_before_open=40.0) as limit:
+        stage = pipeline._with_time_left(load_config("tiny"), limit, tmp_path / "run", [1.0], is_first=True)
+    # Training reserves the 5 s of the initial weights, although they are over.
+    assert stage.train.time_budget == pytest.approx(20 + 5 + 60 - SECONDS_AFTER_TRAINING - 0.5, abs=0.5)
 
 
 class Enough(Exception):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.errors import OutputError
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
@@ -137,6 +137,12 @@ def test_evidence_of_few_tokens_and_of_no_neighbors_keeps_random_weights(data_fo
         for matrix in (values, attention.output.weight.T):  # type: ignore[union-attr, operator]
             assert (matrix.norm(dim=1) > 0.01).all()  # type: ignore[operator]
             assert torch.linalg.matrix_norm(matrix, 2) < 20.0  # type: ignore[arg-type]
+
+
+def test_time_budget_shorter_than_the_start_is_an_error(fit: Fit, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no time is left"):
+        fit(max_steps=None, time_budget=0.001)
+    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(

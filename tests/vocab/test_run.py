@@ -136,6 +136,15 @@ def test_small_corpus_gives_a_small_vocabulary_and_a_warning(tmp_path: Path, cap
     assert "too small for vocab.size" in capsys.readouterr().out
 
 
+def test_text_of_held_out_documents_only_is_trained_on(
+    small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 1.0)
+    assert make(small_text, tmp_path / "v").vocab_size > 104
+    metrics = read_manifest(tmp_path / "v", "vocab", "")["metrics"]
+    assert metrics["measured_on"].startswith("the training text")
+
+
 def test_second_run_is_up_to_date_or_repairs_damage(
     small_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

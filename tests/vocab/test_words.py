@@ -3,9 +3,13 @@
 import random
 from pathlib import Path
 
-from bert_pretrain.config import VocabConfig
+import pytest
+
+from bert_pretrain.config import Config, VocabConfig
+from bert_pretrain.errors import InputError
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import choose_words
 from tests.conftest import call
 
@@ -14,6 +18,13 @@ def test_most_frequent_storable_words_are_chosen() -> None:
     words = {"b": 5, "a": 5, "A": 9, "once": 1, "[MASK]": 9, "[unused1]": 9, "x\x01": 9, "l" * 1001: 9, "c": 4}
     config = VocabConfig(tokens="words", size=8, unused_tokens=0, min_frequency=2)
     assert choose_words(words, config)[5:] == ["A", "a", "b"]
+
+
+def test_text_without_a_frequent_word_is_an_error(tmp_path: Path) -> None:
+    text = tmp_path / "once.txt"
+    text.write_text("every word here occurs once")
+    with pytest.raises(InputError, match="no word occurs 2 times"):
+        make_vocab(Config.model_validate({"vocab": {"tokens": "words"}}), [str(text)], tmp_path / "vocab", workers=1)
 
 
 def test_a_model_is_trained_on_words(tmp_path: Path) -> None:
