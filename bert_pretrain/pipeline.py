@@ -178,8 +178,8 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             prepared.append((stage, data, tokens))
         total_steps = sum(stage.train.planned_steps or 0 for stage, *_ in prepared)
         for stage, data, tokens in prepared:
-            if len(prepared) > 1 and (steps := stage.train.planned_steps) is not None:
-                stage = _with_length(stage, max_steps=steps, schedule_steps=total_steps)
+            if len(prepared) > 1 and (own_steps := stage.train.planned_steps) is not None:
+                stage = _with_length(stage, max_steps=own_steps, schedule_steps=total_steps)
             train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
