@@ -93,8 +93,8 @@ PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
 class Forecast:
     """The forecast of a training."""
 
-    loss: float  # held-out loss for a vocabulary of 8,192, by which networks are compared, in nats
-    mlm_loss: tuple[float, float]  # range of the held-out loss for the vocabulary in use, in nats
+    loss: float  # held-out loss in nats; comparable for equal vocabularies
+    mlm_loss: tuple[float, float]  # its range
     nsp_accuracy: tuple[float, float]
     use: Use
     beyond: str  # settings outside the measured range; empty if there are none
@@ -109,12 +109,12 @@ def forecast(
     curve, new_tokens = CURVES[language], counted(tokens, epochs)
     start = worth_of_start(new_tokens) if from_cooccurrences else 0.0
     loss = curve.loss(size.weights / 1e6, new_tokens, 1e6 * tokens / batch_tokens, batch_tokens, start=start)
-    mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
-    beyond = _beyond(size, vocab_size, tokens, batch_tokens)
-    below, above = (curve.spread + margin for margin in (MARGINS_BEYOND if beyond else (MARGIN, MARGIN)))
     use = expected_use(loss, VOCAB_SIZE, language)
     assert use is not None
-    mlm_range = (mlm_loss * (1.0 - below), mlm_loss * (1.0 + above))
+    loss *= (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
+    beyond = _beyond(size, vocab_size, tokens, batch_tokens)
+    below, above = (curve.spread + margin for margin in (MARGINS_BEYOND if beyond else (MARGIN, MARGIN)))
+    mlm_range = (loss * (1.0 - below), loss * (1.0 + above))
     return Forecast(loss, mlm_range, nsp_range(new_tokens, language), use, beyond)
 
 
