@@ -49,7 +49,7 @@ def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_ex
     for made in plans:
         low, high = made.training.forecast.mlm_loss
         assert low < made.training.loss < high
-        assert any(f"{made.training.loss:.2f} nats expected" in choice.why for choice in made.choices)
+        assert any(f"{made.training.loss:.2f} nats expected" in choice.reason for choice in made.choices)
     assert weights == sorted(weights)
     assert losses == sorted(losses, reverse=True)
     assert weights[-1] > weights[0]
