@@ -73,7 +73,8 @@ class Answer(Task):
 
     def label_of(self, row: Example, source: LabelledInput) -> list[TrueAnswer] | None:
         """Return the answers of a row with their positions: [] if there is no answer, None if it is unknown."""
-        answers = [] if row.values.get("is_impossible") else row.get("answers")
+        is_impossible = str(row.values.get("is_impossible")).lower() in ("true", "1")  # text in CSV
+        answers = [] if is_impossible else row.get("answers")
         if answers is None:
             return None
         if isinstance(answers, str) or (isinstance(answers, dict) and isinstance(answers.get("text"), str)):
@@ -160,7 +161,7 @@ class Answer(Task):
         for example, candidates, null_score in zip(examples, spans, null_scores, strict=True):
             best = sorted(candidates, key=lambda span: (-span[2], span))[:N_BEST]
             is_null = not best or (self.allows_no_answer and null_score > best[0][2])
-            text = "" if is_null else example.inputs["context"][best[0][0] : best[0][1]]
+            text = "" if is_null else cut(example.inputs["context"], *best[0][:2])
             predictions.append(Prediction(text, best, null_score))
         return predictions
 
@@ -181,10 +182,17 @@ class Answer(Task):
         answers = {} if example.label is None else {"answers": [text for text, _ in example.label]}
         null = {"null_score": round(prediction.null_score, 4)} if self.allows_no_answer else {}
         best = [
-            {"text": example.inputs["context"][begin:end], "answer_start": begin, "score": round(score, 4)}
+            {"text": cut(example.inputs["context"], begin, end), "answer_start": begin, "score": round(score, 4)}
             for begin, end, score in prediction.spans[:5]
         ]
         return {"row": example.row, **inputs, **answers, "prediction": prediction.text, **null, "best": best}
+
+
+def cut(context: str, begin: int, end: int) -> str:
+    """Return the text [begin, end), with the combining marks after it, which a lowercase tokenizer removes."""
+    while end < len(context) and unicodedata.category(context[end]) == "Mn":
+        end += 1
+    return context[begin:end]
 
 
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[Span]:

@@ -202,7 +202,7 @@ def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, fl
 def _number_of(label: Any) -> float | None:
     try:
         value = float(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None
 

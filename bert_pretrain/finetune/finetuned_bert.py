@@ -18,7 +18,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.task import Window
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
-from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
+from bert_pretrain.tools.inference import Bert, batches_by_length, checked, open_bert
 
 _HEADS = {  # class of `transformers`: the task, and the linear layer of its head
     "BertForSequenceClassification": ("classify", "classifier"),
@@ -78,11 +78,8 @@ class FinetunedBert:
                 if self.task == "classify":
                     hidden = self.bert.network.pooler(hidden, packed[3])  # (windows, hidden)
                     sizes = np.ones_like(sizes)
-                outputs = F.linear(hidden, self.weight, self.bias).float().cpu().numpy()
-                if not np.isfinite(outputs).all():
-                    what = "the outputs of the network are not finite"
-                    remedy = "if training has diverged, use a smaller --learning-rate and --overwrite"
-                    raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise use --precision fp32")
+                remedy = "if training has diverged, use a smaller --learning-rate and --overwrite"
+                outputs = checked(F.linear(hidden, self.weight, self.bias), remedy).float().cpu().numpy()
                 for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
                     results[index] = part
                 bar.update(len(batch) * num_rows / len(windows))

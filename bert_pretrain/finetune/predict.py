@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import INPUT, LabelledInput
@@ -22,7 +22,7 @@ from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import MANIFEST, read_record
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.tools.texts import refuse_input_as_output
+from bert_pretrain.tools.texts import check_output_file
 
 BUFFER_ROWS = 1024  # rows that are encoded and sorted by length together
 _TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": any task
@@ -41,9 +41,7 @@ def predict(
     if output.suffix not in _TASK_BY_SUFFIX:
         what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"
         raise ConfigError(what, where="--output", remedy=remedy)
-    if output.is_dir():
-        raise OutputError(f"{output} is a folder", where="--output", remedy="give the name of a file")
-    refuse_input_as_output(output, [location])
+    check_output_file(output, [location])
     finetuned = FinetunedBert.open(model, config)
     if (suffix_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
         what = f"{output.suffix} is for the task '{suffix_task}', but the task of the model is '{finetuned.task}'"
@@ -109,7 +107,7 @@ def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
             file.writelines(_json(row) + "\n" for row in rows)
         elif output.suffix == ".csv":
             names = dict.fromkeys(name for row in rows for name in row)
-            writer = csv.DictWriter(file, list(names), lineterminator="\n")
+            writer = csv.DictWriter(file, list(names))
             writer.writeheader()
             for row in rows:
                 nested = {name: _json(value) for name, value in row.items() if isinstance(value, list | dict)}

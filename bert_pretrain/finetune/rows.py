@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
+from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.io.files import is_url
@@ -22,7 +22,7 @@ from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
 from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, named_records, read_records, repair_surrogates
 from bert_pretrain.text.sources import Source, examined, sample_text
-from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, read_lines, text_blocks
 
 INPUT = "INPUT"  # the argument of `predict`, which is not an option
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": "txt"}
@@ -153,11 +153,7 @@ def first_lines(source: LabelledInput) -> list[str]:
 
 def read_text(source: LabelledInput) -> str:
     """Return the content of a text file, decompressed and without a byte order mark."""
-    texts: list[str] = []
-    for text in text_blocks(ByteRange(_file(source, "txt")), Counter()):
-        texts.append(text)
-        check_record_size(sum(map(len, texts)), MAX_RECORD_BYTES, source.location)
-    return "".join(texts)
+    return "".join(text_blocks(ByteRange(_file(source, "txt")), Counter()))
 
 
 def _file(source: LabelledInput, format_: str) -> Source:

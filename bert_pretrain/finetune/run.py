@@ -5,7 +5,6 @@ All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with the m
 """
 
 import contextlib
-import glob
 import hashlib
 import importlib.util
 import json
@@ -76,7 +75,7 @@ def finetune(
         if _is_complete(output, work, identity, overwrite):
             print(f"up to date: {output}")
         else:
-            for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
+            for leftover in filter(Path.is_dir, files.temporaries_of(output)):  # of a run killed while writing
                 shutil.rmtree(leftover)
             from bert_pretrain.finetune.training import FineTuner, quiet_transformers
 

@@ -21,8 +21,8 @@ from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
-_ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S+)")  # of BIO, IOBES, BMES and BILOU
-_TAGGED_LINE = re.compile(rf"-DOCSTART-.*|\S+[ \t](.*[ \t])?({_ENTITY_TAG.pattern})\s*")
+_ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S.*)")  # of BIO, IOBES, BMES and BILOU
+_TAGGED_LINE = re.compile(r"-DOCSTART-.*|\S+[ \t](.*[ \t])?(O|[BIMESLUW]-\S+)\s*")
 _FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
 
 
@@ -263,7 +263,7 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
             lines.append((number, fields))
         elif lines:
             untagged = [at for at, fields in lines if len(fields) == 1]
-            if untagged and source.flag != INPUT:
+            if untagged and source.flag not in (INPUT, "--test"):
                 where = f"{source.location}: line {untagged[0]}"
                 remedy = f"write word TAB tag; or write words without tags as JSONL with {_FORMAT}"
                 source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))

@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
-import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -96,9 +96,15 @@ def _temporary_name(path: Path, suffix: str = ".tmp") -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{suffix}")
 
 
+def temporaries_of(path: Path, suffix: str = ".tmp") -> list[Path]:
+    """Return the temporary paths of writers of `path`, not those of `path.other`."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(suffix)}")
+    return [each for each in path.parent.glob(f".*{suffix}") if name.fullmatch(each.name)]
+
+
 def _restore(path: Path) -> None:
     """Restore the old folder if its replacement is missing. Otherwise remove the old folder."""
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED_SUFFIX}"):
+    for old in temporaries_of(path, _REPLACED_SUFFIX):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:

@@ -21,8 +21,8 @@ from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.hub import MODULES
 from bert_pretrain.text.ragged import offsets_of, spans
-from bert_pretrain.tools.inference import batches_by_length, open_bert
-from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
+from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
+from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups
 
 POOLINGS = {  # by level; the first is the default
     "sentence": ("mean", "cls", "pooler", "last4-mean", "last4-concat"),
@@ -98,7 +98,7 @@ class Embedder:
         vectors = np.empty((offsets[-1], self.dim), dtype=np.float32)
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
-                pooled = self.pooled([sequences[index] for index in batch]).float()
+                pooled = checked(self.pooled([sequences[index] for index in batch])).float()
                 vectors[spans(offsets[batch], num_vectors[batch])] = pooled.cpu().numpy()
                 on_batch(len(batch))
         return vectors
@@ -143,8 +143,11 @@ def embed(
         what = f"the extension of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="use .parquet, or .npy for sentences")
     embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
-    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
-    refuse_input_as_output(output, (source.location for source in texts.sources))
+    texts = Texts(
+        inputs, config.data.text_field, strips_accents=embedder.bert.tokenizer.strips_accents,
+        encoding=config.data.encoding, skip_empty=skip_empty,
+    )  # fmt: skip
+    check_output_file(output, (source.location for source in texts.sources))
     print(f"features   {texts.num_texts:,} texts, {embedder.dim} numbers per {level}, pooling {embedder.pooling}")
     counts: Counter[str] = Counter()
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
-from bert_pretrain.tools.texts import refuse_input_as_output
+from bert_pretrain.tools.texts import check_output_file
 
 # The options, besides --json, that can be used with each input.
 _OPTIONS = {
@@ -45,7 +45,7 @@ def evaluate(
     if "per_token" in used_options and "output" not in used_options:
         what, remedy = "token scores are written to a file, but there is no --output", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
-    refuse_input_as_output(json, [*texts, *pairs], "--json")
+    check_output_file(json, [*texts, *pairs], "--json")
     if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
         raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")
     from bert_pretrain.tools.score import score_pairs, score_texts  # imports PyTorch: only after the checks

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.inference import open_bert
+from bert_pretrain.tools.inference import checked, open_bert
 from bert_pretrain.tools.texts import UnknownWords
 
 MASK = "[MASK]"
@@ -29,7 +29,9 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
     with bert.running():
         output = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
-        probabilities = bert.network.decode(output.mlm_features).float().softmax(dim=1).cpu()  # (masks, vocabulary)
+        probabilities = (
+            checked(bert.network.decode(output.mlm_features)).float().softmax(dim=1).cpu()
+        )  # (masks, vocabulary)
     # Rows that pad the vocabulary are part of the softmax, but have no token to show.
     best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
@@ -81,6 +82,14 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     tokenizer = Tokenizer.load(folder, "MODEL")
     check_rows(folder, loaded.model.vocab_size, tokenizer, "MODEL")
     return Bert(loaded.model, tokenizer, device, dtype, loaded.unused)
+
+
+def checked(outputs: Tensor, remedy: str = "use a model whose training did not diverge") -> Tensor:
+    """Return outputs of a network. Raise DataError if one of them is not finite."""
+    if not outputs.isfinite().all():
+        what = "the outputs of the network are not finite"
+        raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise use --precision fp32")
+    return outputs
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

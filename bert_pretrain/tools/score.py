@@ -25,8 +25,8 @@ from bert_pretrain.text.ragged import offsets_of, positions_within
 from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.tools.inference import batches_by_length, open_bert
-from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
+from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
+from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups
 
 METRICS = ("original", "word-l2r")
 GOOD, BAD = "sentence_good", "sentence_bad"  # fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)
@@ -53,8 +53,11 @@ def score_texts(
     the numbers of `texts` and `tokens` (without [CLS] and [SEP]).
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
-    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
-    refuse_input_as_output(output, (source.location for source in texts.sources))
+    texts = Texts(
+        inputs, config.data.text_field, strips_accents=scorer.bert.tokenizer.strips_accents,
+        encoding=config.data.encoding, skip_empty=skip_empty,
+    )  # fmt: skip
+    check_output_file(output, (source.location for source in texts.sources))
     total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
     bar_of_texts = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
     with bar_of_texts as bar, _writer(output) as write:
@@ -98,7 +101,7 @@ def score_pairs(
     scorer = Scorer(model, config.train, metric, batch_tokens)
     pairs = read_pairs(inputs, by, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
-    refuse_input_as_output(output, (text.location for text in texts))
+    check_output_file(output, (text.location for text in texts))
     scorer.refuse_long(texts)  # before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _writer(output) as write:
@@ -224,4 +227,4 @@ class Scorer:
             block = slice(begin, begin + DECODED_ROWS)
             logits = self.bert.network.decode(features[block]).float()  # (rows, vocabulary)
             blocks.append(logits.gather(1, targets[block]).squeeze(1) - logits.logsumexp(dim=1))
-        return torch.cat(blocks).cpu().double().numpy()
+        return checked(torch.cat(blocks)).cpu().double().numpy()

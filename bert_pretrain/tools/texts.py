@@ -43,11 +43,11 @@ class Text:
     def where(self) -> str:
         return f"{self.location}: {self.unit} {self.row}"
 
-    @property
-    def is_empty(self) -> bool:
+    def is_empty(self, *, strips_accents: bool) -> bool:
         """Return whether the text has only blanks and characters that BERT's tokenizer removes."""
+        removed = ("C", "Mn") if strips_accents else ("C",)
         return all(
-            character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
+            character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith(removed)
             for character in self.text
         )
 
@@ -56,8 +56,10 @@ class Texts:
     """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self, inputs: Sequence[str], text_field: TextField, *, encoding: str = "utf-8", skip_empty: bool = False
-    ) -> None:
+        self, inputs: Sequence[str], text_field: TextField, *, strips_accents: bool, encoding: str = "utf-8",
+        skip_empty: bool = False,
+    ) -> None:  # fmt: skip
+        self._strips_accents = strips_accents
         self._config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
         )
@@ -67,10 +69,10 @@ class Texts:
             print("texts      each line of .txt is one text")
         counts: Counter[str] = Counter()
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
-            if text.is_empty and not skip_empty:
+            if (is_empty := text.is_empty(strips_accents=strips_accents)) and not skip_empty:
                 raise _empty_error(text)
-            counts["empty_texts_skipped"] += text.is_empty
-            self.num_texts += not text.is_empty
+            counts["empty_texts_skipped"] += is_empty
+            self.num_texts += not is_empty
         if notes := describe_reasons(join_reasons(counts)):  # such as skipped texts and repaired characters
             print(f"found      {', '.join(notes)}")
         if not self.num_texts:
@@ -83,11 +85,13 @@ class Texts:
                 yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
-        return (text for text in self._read(Counter()) if not text.is_empty)
+        return (text for text in self._read(Counter()) if not text.is_empty(strips_accents=self._strips_accents))
 
 
-def refuse_input_as_output(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
-    """Raise `OutputError` if an input would be overwritten."""
+def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
+    """Raise `OutputError` if the output is a folder, or if an input would be overwritten."""
+    if output is not None and output.is_dir():
+        raise OutputError(f"{output} is a folder", where=flag, remedy="give the name of a file")
     if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
         raise OutputError(f"{output} is an input", where=flag, remedy="name another file")
 

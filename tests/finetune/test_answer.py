@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_pretrain.finetune.answer import normalized_words, squad_scores, word_f1
+from bert_pretrain.finetune.answer import cut, normalized_words, squad_scores, word_f1
 
 
 def test_scores_match_the_squad_definition() -> None:
@@ -15,6 +15,19 @@ def test_scores_match_the_squad_definition() -> None:
     assert scores["no_answer_exact_match"] == 1.0
     assert scores["has_answer_f1"] == pytest.approx(5 / 6)
     assert squad_scores([[]], ["something"])["f1"] == 0.0
+
+
+def test_answers_keep_their_last_combining_mark() -> None:
+    assert cut("the cafe\u0301 is", 4, 8) == "cafe\u0301"
+    assert cut("the cafe is", 4, 8) == "cafe"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("False", 1), ("", 1), ("True", 0)])
+def test_impossible_questions_of_csv(read, value: str, expected: int) -> None:
+    answers = '"{""text"": [""anna""], ""answer_start"": [0]}"'
+    text = f"question,context,answers,is_impossible\nwho ?,anna is good,{answers},{value}\n"
+    (example,) = read("answer", "a.csv", text, flag="--test")[0]
+    assert len(example.label) == expected
 
 
 def test_chinese_answers_are_compared_by_character() -> None:

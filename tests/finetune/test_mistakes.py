@@ -23,6 +23,7 @@ MISTAKES = {
     "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "every row has the label 'a'", "x.jsonl: line 1"),
     "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor an integer", "x.jsonl: line 1"),
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
+    "huge number": (f'{{"text": "a", "label": 1{"0" * 400}}}\n', "classify --regression", "is not a number", "line 1"),
     "empty file": ("\n", "classify", "no rows", "x.jsonl"),
     "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),

@@ -148,7 +148,8 @@ def test_answers_match_transformers(folder_of, tmp_path: Path) -> None:
 def test_rows_keep_their_columns_from_every_format_to_every_format(binary, tmp_path, monkeypatch, ending) -> None:
     monkeypatch.setattr("bert_pretrain.finetune.predict.BUFFER_ROWS", 2)
     rows: list[dict[str, Any]] = [
-        {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\n'} for number, text in enumerate(WORDS)
+        {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\r\n'}
+        for number, text in enumerate(WORDS)
     ]
     rows[3]["late"] = 1.5
     write_rows(tmp_path / "a.jsonl", rows)
@@ -159,7 +160,8 @@ def test_rows_keep_their_columns_from_every_format_to_every_format(binary, tmp_p
         run(binary, tmp_path / f"a.{kind}", tmp_path / f"{kind}.{ending}")
         for kind in ("jsonl", "csv", "parquet", "txt")
     )
-    assert [(row["text"], row["note"]) for row in lines] == [(row["text"], row["note"]) for row in rows]
+    for name in ("text", "label", "note"):
+        assert [row[name] for row in lines] == [row[name] for row in rows]
     assert [float(row.get("late") or 0) for row in lines] == [0, 0, 0, 1.5, 0]
     kinds = json.dumps(["a", "b"]) if ending == "csv" else ["a", "b"]
     assert [row["kinds"] for row in lines] == [kinds] * len(rows)

@@ -43,6 +43,10 @@ def test_conll_and_lists_give_the_same_examples(read) -> None:
     assert (example.inputs["tokens"], example.label) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
     with pytest.raises(InputError, match="a word has no tag"):
         read("tag", "b.tsv", "anna\tO\nlonely\n")
+    (untagged,) = read("tag", "d.conll", "anna\nsings\n", flag="--test")[0]
+    assert (untagged.inputs["tokens"], untagged.label) == (["anna", "sings"], None)
+    (art,) = read("tag", "e.jsonl", [{"tokens": ["the", "scream"], "tags": ["B-work of art", "I-work of art"]}])[0]
+    assert art.label == ["B-work of art", "I-work of art"]
 
 
 def test_the_first_token_of_a_word_has_its_tag(read) -> None:

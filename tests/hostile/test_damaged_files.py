@@ -107,7 +107,7 @@ def corpora(folder: Path) -> Iterator[Target]:
         for part in documents.cut(source, part_bytes=64):
             for document in documents.read(part, config, Counter()):
                 document.text.encode()  # raises for lone surrogates
-        list(Texts([str(path)], "text", skip_empty=True))
+        list(Texts([str(path)], "text", strips_accents=True, skip_empty=True))
 
     for ending, seed in contents.items():
         path = folder / f"corpus{ending}"

@@ -16,6 +16,7 @@ from bert_pretrain.io.files import (
     is_bookkeeping,
     read_json,
     remove_temporaries,
+    temporaries_of,
     write_checked_json,
     write_json,
     write_text,
@@ -59,6 +60,14 @@ def test_failed_write_keeps_old_content(tmp_path: Path, failure: type[BaseExcept
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path / "folder") == {"new"}
     assert names(tmp_path) == {"file", "folder"}
+
+
+def test_temporaries_of_a_path_are_not_those_of_another(tmp_path: Path) -> None:
+    own, other = tmp_path / f".clf.{'0a' * 8}.tmp", tmp_path / f".clf.v2.{'0a' * 8}.tmp"
+    own.mkdir()
+    other.mkdir()
+    assert temporaries_of(tmp_path / "clf") == [own]
+    assert temporaries_of(tmp_path / "clf.v2") == [other]
 
 
 def test_temporaries_of_killed_writer_are_removed(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import Config, TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
+from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.tools.texts import Texts
 
 CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
@@ -103,7 +104,7 @@ def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.C
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
     Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
-    texts = Texts(inputs, "body", skip_empty=True)
+    texts = Texts(inputs, "body", strips_accents=True, skip_empty=True)
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
@@ -122,7 +123,7 @@ def test_long_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path
     assert f"{sum(len(each) > 5 for each in full):,} texts longer than 5 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # characters that the tokenizer removes
+@pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01", "\ufe0f\u0301"])  # characters that the tokenizer removes
 def test_empty_texts_are_skipped_or_refused_and_the_old_file_stays(bert_folder, tmp_path, capsys, empty) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"the first\n{empty}\nthe third\n")
@@ -134,6 +135,22 @@ def test_empty_texts_are_skipped_or_refused_and_the_old_file_stays(bert_folder, 
     assert {found.name for found in tmp_path.iterdir()} == {"v.parquet", "a.txt"}
     assert embedded(bert_folder, path, tmp_path / "v.parquet", skip_empty=True)["row"] == [1, 3]
     assert "1 empty texts skipped" in capsys.readouterr().out
+
+
+def test_folder_as_output_and_damaged_weights_are_errors(make_bert, text_file: Path, tmp_path: Path) -> None:
+    model = make_bert(seed=9)
+    (tmp_path / "v.parquet").mkdir()
+    with pytest.raises(OutputError, match="is a folder"):
+        embed(model, [str(text_file)], tmp_path / "v.parquet", config=CPU)
+    (model / "checksums.json").unlink()
+    tensors = load_file(model / "model.safetensors")
+    tensors["bert.encoder.layer.0.output.dense.bias"][0] = torch.nan
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="not finite"):
+        embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU)
+    with pytest.raises(DataError, match="not finite"):
+        fill_mask(model, "the [MASK]", config=CPU.train)
+    assert not (tmp_path / "v.npy").exists()
 
 
 def test_unsuitable_models_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
