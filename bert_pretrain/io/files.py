@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 
 LOCK = ".lock"
 STATUS = "status.json"
@@ -130,6 +130,9 @@ def remove_temporaries(folder: Path) -> None:
 def move_aside(folder: Path) -> Path:
     """Move the content of a folder, except its lock, to a new folder next to it. Return the new folder."""
     folder = folder.resolve()  # the name of `.` is empty
+    if os.path.ismount(folder):
+        what, remedy = "the folder is a mount point, so its content cannot be moved aside", "name a folder inside it"
+        raise OutputError(what, where=str(folder), remedy=remedy)
     aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
     # Manifests first, so that a partly moved folder does not look like a finished output.

@@ -227,10 +227,10 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
                         folder.rmdir()
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, flag: str = "--output") -> None:
     """Raise OutputError if `exclusive` could not create its lock in a folder. Does not create anything."""
     if os.path.lexists(folder) and not folder.is_dir():  # also true for a broken link
-        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
+        raise OutputError(f"'{folder}' is a file", where=flag, remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         what = f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}"

@@ -196,4 +196,5 @@ def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     """Return a tqdm progress bar for a terminal or a log file; `options` are those of tqdm."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
+    options["disable"] = options.get("disable", False) or sys.stderr is None
     return tqdm(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)

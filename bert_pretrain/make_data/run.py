@@ -66,6 +66,7 @@ def make_data(
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
         print(estimate(config, sources, tokenizer, examine=not looks).describe(cores))
         return output
+    manifest.check_writable(stores, "--store")
     with manifest.exclusive(output):
         progress = manifest.claim(output, "data", identity, overwrite=overwrite)
         remove_temporaries(output)

@@ -22,7 +22,13 @@ from bert_pretrain.text.text_files import ByteRange, text_blocks
 MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # approximately; each part is a task and a folder of the token store
-_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}  # by boundary
+_BLANKS = " \t\r\u00a0\u3000"  # of a blank line; a form feed ends a page, not a document
+_SEPARATORS = {
+    "file": None,
+    "line": re.compile("\n"),
+    "blank_line": re.compile(rf"\n[{_BLANKS}]*\n"),
+}  # by boundary
+_BLANK_LINE = re.compile(rb"(?:[ \t\r\n]|\xc2\xa0|\xe3\x80\x80)*")  # of `_BLANKS` in UTF-8
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:
@@ -82,7 +88,7 @@ def _skip_line(file: BinaryIO) -> bool:
     is_blank = True
     while True:
         piece = file.readline(1 << 20)
-        is_blank = is_blank and not piece.strip(b" \t\r\n")  # a form feed ends a page, not a document
+        is_blank = is_blank and _BLANK_LINE.fullmatch(piece) is not None
         if not piece or piece.endswith(b"\n"):
             return is_blank
 
@@ -148,7 +154,7 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
             yield Document(pending, ends_document)
             pending, is_begun = "", not ends_document
         elif ends_document:
-            counts["empty_documents"] += counts_blank or bool(pending.strip(" \t\r\n"))
+            counts["empty_documents"] += counts_blank or bool(pending.strip(f"\n{_BLANKS}"))
             pending = ""
 
 

@@ -4,6 +4,7 @@ The time of `sentencex` is quadratic in the length of a paragraph, and all text 
 sentence. So text is split in small windows. The last sentence of a window is moved to the next window.
 """
 
+import itertools
 import re
 
 import sentencex
@@ -12,11 +13,15 @@ import sentencex
 _ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
 _ENDS["dz"] = _ENDS["bo"]
 WINDOW_CHARACTERS = 1 << 12
+# `sentencex` 1.0.32 panics at a capital letter followed by a non-ASCII blank and a dot.
+_BLANK_BEFORE_DOT = re.compile(r"[^\S\0-\x7f](?=\s*\.)")
 
 
 def segment(language: str, text: str) -> list[str]:
     """Split a text into sentences. They include the white space around them."""
-    sentences: list[str] = sentencex.segment(language, text)
+    sentences: list[str] = sentencex.segment(language, _BLANK_BEFORE_DOT.sub(" ", text))
+    ends_of_sentences = list(itertools.accumulate(map(len, sentences)))
+    sentences = [text[begin:end] for begin, end in itertools.pairwise([0, *ends_of_sentences])]
     if ends := _ENDS.get(language):
         sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
     return sentences

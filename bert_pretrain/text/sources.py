@@ -248,7 +248,12 @@ def _files_below(path: Path) -> list[str]:
     outputs: list[str] = []
     unread: list[str] = []
     errors: list[OSError] = []
+    datasets: list[str] = []
     for folder, subfolders, names in os.walk(path, onerror=errors.append):
+        if not {"dataset_info.json", "dataset_dict.json"}.isdisjoint(names):  # written by `save_to_disk`
+            datasets.append(folder)
+            subfolders.clear()
+            continue
         unread += [link for name in subfolders if os.path.islink(link := os.path.join(folder, name))]
         unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
         # Skip hidden folders (such as the token store), output folders (with files such as vocab.txt), files of `run`.
@@ -265,6 +270,8 @@ def _files_below(path: Path) -> list[str]:
     if unread := [str(error.filename) for error in errors] + unread:
         reasons = "links to folders, endings in capitals or no permission"
         print(f"not read ({reasons}): {len(unread)} files or folders (first: {unread[0]})")
+    if datasets:
+        print(f"not read: {len(datasets)} saved datasets (first: {datasets[0]}); name each as dataset:FOLDER")
     if not files:
         raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     return sorted(files, key=lambda file: file.split(os.sep))

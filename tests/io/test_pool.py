@@ -123,3 +123,8 @@ def test_available_cores_respects_cgroup_quota(tmp_path: Path, monkeypatch, cont
     (tmp_path / "cpu.max").write_text(f"{content}\n")
     assert available_cores(tmp_path / "cpu.max") == cores
     assert available_cores(tmp_path / "none") == 3
+
+
+def test_progress_bar_without_stderr_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # the program was started with a closed stderr
+    assert list(progress_bar(range(3), desc="work")) == [0, 1, 2]

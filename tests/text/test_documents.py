@@ -81,7 +81,7 @@ def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list
                 held += passage.text
                 if passage.ends_document:
                     # Blanks at the ends of a document mean nothing; a file as a whole keeps them.
-                    texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n"))
+                    texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n\u00a0\u3000"))
                     held = ""
     assert not held
     return texts, +counts
@@ -102,6 +102,13 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, e
     if compression and ending == ".jsonl":  # files made by concatenation are read to the end
         halves = [COMPRESS[compression](as_jsonl(half)) for half in (TEXTS[:2], TEXTS[2:])]
         assert read_all(write(path, b"".join(halves)))[0] == TEXTS
+
+
+@pytest.mark.parametrize("blank", ["", " \t", "\u00a0", "\u3000 "])
+def test_line_of_blanks_separates_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    monkeypatch.setattr(documents, "PART_BYTES", 40)  # parts end at such lines, too
+    texts = [f"document {number}\nhas two lines" for number in range(20)]
+    assert read_all(write(tmp_path / "a.txt", f"\n{blank}\n".join(texts)))[0] == texts
 
 
 @pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])

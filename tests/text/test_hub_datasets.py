@@ -76,3 +76,17 @@ def test_truncated_file_of_a_saved_dataset_is_refused(tmp_path: Path) -> None:
     (file,) = (tmp_path / "saved" / "train").glob("*.arrow")
     file.write_bytes(file.read_bytes()[:-200])
     assert "damaged" in refusal(f"{saved}@train").remedy
+
+
+def test_saved_dataset_inside_a_folder_is_named_and_not_read(tmp_path: Path, capsys) -> None:
+    save(tmp_path / "corpus" / "saved", "train")
+    write(tmp_path / "corpus" / "a.jsonl", as_jsonl(["alone"]))
+    assert read_all(tmp_path / "corpus")[0] == ["alone"]
+    assert f"not read: 1 saved datasets (first: {tmp_path}/corpus/saved)" in capsys.readouterr().out
+
+
+def test_unreadable_row_of_a_dataset_is_an_error(tmp_path: Path) -> None:
+    rows = as_jsonl([f"Number {number}." for number in range(50)])
+    write(tmp_path / "set" / "x.jsonl", rows + b'{"text": "broken\n')
+    error = refusal(f"dataset:{tmp_path}/set")
+    assert str(tmp_path / "set") in error.where

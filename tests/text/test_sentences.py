@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.text import sentences
-from bert_pretrain.text.sentences import SentenceSplitter
+from bert_pretrain.text.sentences import SentenceSplitter, segment
 
 
 def split(text: str, splitter: str = "sentencex", language: str = "en") -> list[str]:
@@ -89,3 +89,10 @@ def test_time_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(("language", "text"), [("km", "នេះជាប្រយោគ។ នេះជាប្រយោគទីពីរ។"), ("bo", "འདི་གཅིག །  འདི་གཉིས །")])
 def test_languages_without_sentencex_rules_are_split(language: str, text: str) -> None:
     assert len(SentenceSplitter("sentencex", language).split(text)) == 2
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "zh", "ja", "ru", "ar"])
+@pytest.mark.parametrize("blanks", ["\u00a0", " \u202f ", "\u3000"])
+def test_blanks_before_a_dot_are_kept_and_do_not_panic(language: str, blanks: str) -> None:
+    text = f"Take vitamin C{blanks}. It helps. Plan B{blanks}."
+    assert "".join(segment(language, text)) == text
