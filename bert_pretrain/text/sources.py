@@ -170,6 +170,8 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         raise InputError("an input is given twice", where=name, remedy="name it once")
     boundaries = config.document_boundary if isinstance(config.document_boundary, dict) else {}
     known = {*inputs, *config.validation, *(source.location for source in sources)}
+    # Files below an input that are empty, or left out by `data.fraction`, are not in `sources`.
+    known |= {key for key in boundaries if os.path.isfile(key) and any(map(Path(key).is_relative_to, inputs))}
     for key, unknown in (
         ("input_weights", set(config.input_weights) - set(inputs)),
         ("document_boundary", set(boundaries) - known),

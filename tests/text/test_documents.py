@@ -349,5 +349,9 @@ def test_document_boundary_can_be_set_for_one_input(tmp_path: Path) -> None:
     assert [source.boundary for source in sources] == ["file", "line"]
     assert "blank_line" in finer_boundary(sources)
     assert finer_boundary(sources[1:]) == ""  # nothing divides lines
+    empty = write(tmp_path / "folder" / "empty.txt", "")  # is not read
+    write(tmp_path / "folder" / "a.txt", "alone")
+    config = load_config(settings=[f"data.document_boundary={empty}=line"]).data
+    assert read_all(tmp_path / "folder", config=config)[0] == ["alone"]
     with pytest.raises(ConfigError, match="not an input"):
         resolve([str(prose)], config)
