@@ -19,9 +19,11 @@ _BLANK_BEFORE_DOT = re.compile(r"[^\S\0-\x7f](?=\s*\.)")
 
 def segment(language: str, text: str) -> list[str]:
     """Split a text into sentences. They include the white space around them."""
-    sentences: list[str] = sentencex.segment(language, _BLANK_BEFORE_DOT.sub(" ", text))
-    ends_of_sentences = list(itertools.accumulate(map(len, sentences)))
-    sentences = [text[begin:end] for begin, end in itertools.pairwise([0, *ends_of_sentences])]
+    replaced, num_blanks = (text, 0) if text.isascii() else _BLANK_BEFORE_DOT.subn(" ", text)
+    sentences: list[str] = sentencex.segment(language, replaced)
+    if num_blanks:
+        bounds = itertools.accumulate(map(len, sentences), initial=0)
+        sentences = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
     if ends := _ENDS.get(language):
         sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
     return sentences
