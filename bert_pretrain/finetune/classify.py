@@ -98,11 +98,8 @@ class Classify(Task):
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
         for example in others:
             if isinstance(example.label, list):
-                what, remedy = (
-                    f"the label {example.label!r} is a list",
-                    "use lists in the training rows too, or nowhere",
-                )
-                raise InputError(what, where=example.where, remedy=remedy)
+                remedy = "use lists in the training rows too, or nowhere"
+                raise InputError(f"the label {example.label!r} is a list", where=example.where, remedy=remedy)
         self.set_classes(counts, others)
 
     def set_classes(self, counts: Mapping[str, int], others: list[Example]) -> None:

@@ -23,12 +23,8 @@ MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # approximately; each part is a task and a folder of the token store
 _BLANKS = " \t\r\u00a0\u3000"  # of a blank line; a form feed ends a page, not a document
-_SEPARATORS = {
-    "file": None,
-    "line": re.compile("\n"),
-    "blank_line": re.compile(rf"\n[{_BLANKS}]*\n"),
-}  # by boundary
-_BLANK_LINE = re.compile(rb"(?:[ \t\r\n]|\xc2\xa0|\xe3\x80\x80)*")  # of `_BLANKS` in UTF-8
+_BLANK_LINE = re.compile(f"(?:{'|'.join(_BLANKS)})*\n?".encode())
+_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(f"\n[{_BLANKS}]*\n")}  # by boundary
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:

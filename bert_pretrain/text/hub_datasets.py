@@ -5,7 +5,7 @@ Training reads the split `train` and holds out `validation`; other splits are re
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -145,8 +145,15 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
     return sum(len(rows) for rows in open_dataset(location).values()), []
 
 
+def rows_of(rows: Iterable[dict[str, Any]], location: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a split. Raise InputError for a row that cannot be read."""
+    iterator = iter(rows)
+    while (row := _call(lambda: next(iterator, None), location, "fix the file, or get it again")) is not None:
+        yield row
+
+
 def _call(function: Callable[[], T], location: str, remedy: str = "check the name") -> T:
     try:
         return function()
     except Exception as error:  # `datasets` passes on the errors of all its readers
-        raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
+        raise InputError(f"datasets cannot read it: {error}", where=location, remedy=remedy) from error

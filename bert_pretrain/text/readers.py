@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
-from bert_pretrain.errors import InputError, UserError
+from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
 from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet, text_files
-from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
+from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_of, rows_or_files
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
 from bert_pretrain.text.text_files import FIRST, ByteRange, Position
 
@@ -272,28 +272,12 @@ def num_rows(source: Source) -> float:
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of the splits of a dataset. Replace the numbers of each `ClassLabel` by class names."""
     for rows in splits:
-        first_row = {} if rows.column_names else next(_rows_of(rows, part), {})
+        first_row = {} if rows.column_names else next(rows_of(rows, part.source.location), {})
         present = text_files.present_columns(part, columns, rows.column_names or list(first_row))
         selected = rows.select_columns(list(present)) if present else rows
         selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
-        numbered = enumerate(_rows_of(selected, part), start=part.start + 1)
+        numbered = enumerate(rows_of(selected, part.source.location), start=part.start + 1)
         yield from named_records(((record, Position(part, "row", n)) for n, record in numbered), selected.features)
-
-
-def _rows_of(rows: Iterable[dict[str, Any]], part: ByteRange) -> Iterator[dict[str, Any]]:
-    """Yield rows of a dataset. Raise InputError for a row that cannot be read."""
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except UserError:
-            raise
-        except Exception as error:  # of `datasets`, pyarrow, pandas or the network
-            what = f"datasets cannot read a row: {str(error).partition(chr(10))[0]}"
-            raise InputError(what, where=part.source.location, remedy="fix the file, or get it again") from error
-        yield row
 
 
 def named_records(records: Iterable[Record], features: Any) -> Iterator[Record]:

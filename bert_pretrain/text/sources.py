@@ -252,7 +252,7 @@ def _files_below(path: Path) -> list[str]:
     errors: list[OSError] = []
     datasets: list[str] = []
     for folder, subfolders, names in os.walk(path, onerror=errors.append):
-        if not {"dataset_info.json", "dataset_dict.json"}.isdisjoint(names):  # written by `save_to_disk`
+        if hub_datasets.is_dataset(folder):
             datasets.append(folder)
             subfolders.clear()
             continue

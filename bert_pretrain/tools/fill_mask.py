@@ -29,9 +29,8 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
     with bert.running():
         output = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
-        probabilities = (
-            checked(bert.network.decode(output.mlm_features)).float().softmax(dim=1).cpu()
-        )  # (masks, vocabulary)
+        logits = checked(bert.network.decode(output.mlm_features))  # (masks, vocabulary)
+        probabilities = logits.float().softmax(dim=1).cpu()
     # Rows that pad the vocabulary are part of the softmax, but have no token to show.
     best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [
