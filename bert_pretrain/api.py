@@ -51,6 +51,8 @@ def build_vocab(
 
     if options.get("extend") is not None:
         options["extend"] = model_folder(options["extend"], "--extend")
+    elif options.get("lowercase") is not None:
+        vocab = {**(vocab or {}), "lowercase": options["lowercase"]}
     loaded = _config(config, vocab=vocab, data=data)
     return make_vocab(loaded, _inputs(inputs), local_path(output, "output"), **options)
 

@@ -258,7 +258,7 @@ class TrainConfig(_Section):
     global_batch_size: PositiveInt = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    """Tokens per micro-batch; changes speed and memory, not the result; auto: as many as fit, on CPU up to 4,096."""
+    """Tokens per micro-batch; changes speed and memory, hardly the result; auto: as many as fit, on CPU up to 4,096."""
     max_steps: PositiveInt | None = None
     """Length of the run in steps; null: 100,000, unless `max_epochs` or `time_budget` is set."""
     max_epochs: Float | None = None
@@ -310,7 +310,7 @@ class TrainConfig(_Section):
     eval_examples: PositiveInt | None = 10_000
     """Validation examples per evaluation, the same each time; the last evaluation uses all; null: always all."""
     save_every: PositiveInt = 1000
-    """Steps between checkpoints; a crash loses at most this many steps."""
+    """Steps between checkpoints; after a crash, the run resumes from the newest one."""
     keep_checkpoints: PositiveInt = 3
     """Number of newest checkpoints to keep."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()

@@ -152,8 +152,9 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
             shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(sampled), config.data)[1])
         sizes = [os.path.getsize(sample) for sample in inputs]
-        # `sources` are the inputs to read, and `source.fraction` is the share of each to read.
-        total = sum(source.fraction * size / share for source, size, share in zip(sampled, sizes, shares, strict=True))
+        # `sources` are the inputs to read, and `fractions` the share of each.
+        fractions = [source.fraction_read for source in sampled]
+        total = sum(part * size / share for part, size, share in zip(fractions, sizes, shares, strict=True))
         scale = len(sources) / len(sampled) * total / max(1, sum(sizes))
         # These keys do not apply to the samples, which have other names and are in UTF-8.
         changes: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}

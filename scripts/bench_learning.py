@@ -185,15 +185,18 @@ def split_of(document: str) -> str:
     return "train"
 
 
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def make_data(run: Run, options: argparse.Namespace, texts: Mapping[str, Path]) -> Path:
     """Make the vocabulary and the data of a run, unless a run with the same settings has made them."""
     settings = {key: value for key, value in run.settings.items() if key.startswith(DATA_SECTIONS)}
     settings["data.language"] = options.language
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-    folder, train_text = texts["train"].parent, str(texts["train"])
-    vocab, data = folder / f"vocab-{run.vocab_size}", folder / f"data-{name}"
     vocab_settings = {key: value for key, value in settings.items() if key != "data.max_seq_length"}
-    log = folder / f"data-{name}.log"
+    folder, train_text = texts["train"].parent, str(texts["train"])
+    vocab, data = folder / f"vocab-{_digest(vocab_settings)}", folder / f"data-{_digest(settings)}"
+    log = folder / f"{data.name}.log"
     if not (vocab / "manifest.json").exists():
         call(["vocab", train_text, "--output", str(vocab)], vocab_settings, log)
     if not (data / "manifest.json").exists():

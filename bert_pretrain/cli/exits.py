@@ -55,6 +55,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         output = str(kwargs.get("output") or "this process")
+        is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
         writes_run = command.__name__ == "train" and not kwargs["dry_run"] and not is_url(output)
         run = Path(output) if writes_run else None
         try:
@@ -63,12 +64,13 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
-                message, code = _message_and_code(_cause(error), _next_step(command.__name__, run), output)
+                message, code = _message_and_code(_cause(error), _next_step(run, is_kept=is_kept), output)
                 _write_status(run, code, message or repr(error))
                 if message is None:
                     raise
                 flush_output()
-                print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
+                with contextlib.suppress(OSError):  # at Ctrl-C, `tee` in `command 2>&1 | tee log` has ended
+                    print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
                 raise typer.Exit(code) from error
         _write_status(run, 0, "")
 
@@ -87,13 +89,13 @@ def _signals_module() -> Any:
     return signals
 
 
-def _next_step(command: str, run: Path | None) -> str:
+def _next_step(run: Path | None, *, is_kept: bool) -> str:
     """Describe what the same command would do if it were repeated."""
     if run is not None:
         if step := _signals_module().newest_step(run):
             return f"the same command, without --overwrite, continues from step {step}"
         return "no checkpoint was saved yet; the same command starts from the beginning"
-    if command in _WITHOUT_RESUME:
+    if not is_kept:
         return "no output was written; the same command starts again"
     return "the same command, without --overwrite, continues where it stopped"
 
@@ -117,7 +119,8 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     if isinstance(error, Terminated):
         return f"terminated; {next_step}", 143
     if os.environ.get("WORLD_SIZE", "1") != "1" and _RANK_LOST.search(f"{type(error).__name__} {error}"):
-        return f"another rank has ended or cannot be reached; {next_step}", 1
+        reason = str(error).partition("\n")[0]
+        return f"another rank has ended or cannot be reached ({reason}); {next_step}", 1
     system_error = _system_error(error, next_step, output)
     return (None, 1) if system_error is None else (f"error: {system_error}", 2)
 

@@ -44,6 +44,7 @@ Workers = Annotated[int | None, option("Processes; all cores by default.", "N", 
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
 Strict = Annotated[bool, switch("--strict", "Stop at invalid UTF-8 and at records without text.")]
 Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto detects it per file.", "NAME")]
+VocabLowercase = Annotated[bool | None, option("Lowercase the text; by default in English and Chinese.")]
 Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say so.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
 BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.", min=1)]

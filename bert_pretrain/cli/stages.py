@@ -26,7 +26,7 @@ def vocab(
     extend: Annotated[Path | None, option("Extend the vocabulary of this model folder.", "FOLDER")] = None,
     add_tokens: Annotated[int | None, option("With --extend: tokens to add; default: unused slots.", "N")] = None,
     tokens: Annotated[str | None, option("WordPiece tokens, or words as tokens.", "wordpiece|words")] = None,
-    lowercase: cli.Lowercase = None,
+    lowercase: cli.VocabLowercase = None,
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
     strict: cli.Strict = False,
@@ -43,11 +43,9 @@ def vocab(
         from bert_pretrain.config_file import load_config
         from bert_pretrain.model.hub import model_folder
         from bert_pretrain.vocab.run import make_vocab
-    misplaced, value = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
-    if value is not None:
-        what = f"{misplaced} cannot be used {'with' if extend else 'without'} --extend"
-        remedy = "use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out"
-        raise ConfigError(what, where=f"{misplaced} {value}", remedy=remedy)
+    if extend is not None and vocab_size is not None:
+        what, remedy = "--vocab-size cannot be used with --extend", "use --add-tokens N instead"
+        raise ConfigError(what, where=f"--vocab-size {vocab_size}", remedy=remedy)
     flags = {
         "vocab.tokens": ("--tokens", tokens),
         "vocab.size": ("--vocab-size", vocab_size),
@@ -94,6 +92,10 @@ def make_data(
         from bert_pretrain.config_file import load_config
         from bert_pretrain.make_data.run import make_data as run_make_data
         from bert_pretrain.model.hub import model_folder
+    for setting in weight or ():
+        if "=" not in setting:
+            what, remedy = f"'{setting}' has no number", f"write --weight {setting}=3, for example"
+            raise ConfigError(what, where="--weight", remedy=remedy)
     weights = {name: number for name, _, number in (setting.rpartition("=") for setting in weight or ())}
     flags = {
         "data.strict": ("--strict", strict or None),

@@ -84,7 +84,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         bar = enumerate(progress_bar(chosen, desc="sample", unit="input"))
         sampled = [sample_source(source, folder / f"{index}.txt", int(sizes[index]), data) for index, source in bar]
         samples, shares = zip(*sampled, strict=True)
-        scales = represented / (np.array(shares) / [source.fraction for source in chosen])
+        scales = represented / np.array(shares) * [source.fraction_read for source in chosen]
         shard, first_seconds, store_seconds = _write_store(folder, samples, tokenizer, data)
         counts = shard["parts"]
         tokens = np.array([each["tokens"] for each in counts])
@@ -102,7 +102,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         built, text_tokens, build_seconds = _build(folder, counts, chosen, tokenizer, data)
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
-        summary.warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
+        summary.warn_of_single_sentences(single / corpus["documents"], corpus, data)
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
     scaled = tokens * scales
     scale = float(scaled.sum() / tokens.sum())
@@ -110,8 +110,9 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
     copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the corpus
     held_out = float(scaled[[source.is_validation for source in chosen]].sum() / scaled.sum())
-    if not held_out or is_mix(sources, data):
-        held_out += data.validation_fraction * (1 - held_out)
+    holds_out = not held_out or is_mix(sources, data)  # a fraction of the training documents
+    held_out += holds_out * data.validation_fraction * (1 - held_out)
+    trained_copies = copies * (1 - holds_out * data.validation_fraction)
     mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
     times_seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
     shard_tokens = mean_length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
@@ -121,12 +122,13 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             for each, num_inputs, by, source in zip(counts, represented, scales, chosen, strict=True)
         ),
         tokens=scale * float(tokens.sum()),
-        rows=scale * copies * rows,
+        rows=scale * trained_copies * rows,
         held_out=scale * (held_out * distinct) * rows,
         store_bytes=scale * store_bytes,
-        shard_bytes=scale * copies * shard_bytes,
+        shard_bytes=scale * trained_copies * shard_bytes,
         # The first run also tokenizes new words. Their number grows with about the 0.55th power of the text length.
-        core_seconds=scale * (store_seconds + copies * build_seconds) + (first_seconds - store_seconds) * scale**0.55,
+        core_seconds=scale * (store_seconds + trained_copies * build_seconds)
+        + (first_seconds - store_seconds) * scale**0.55,
         times_seen=times_seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
         worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenizing, building a shard
         copies=data.dupe_factor,

@@ -281,14 +281,17 @@ def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], p
             where = f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences"
             raise InputError(what, where=where, remedy=SINGLE_SENTENCES_REMEDY)
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
-    warn_of_single_sentences(single, corpus, plan.config)
+    used = sum(each["documents"] * copies for each, copies in zip(corpus["inputs"], plan.copies, strict=True))
+    warn_of_single_sentences(single / used, corpus, plan.config)
 
 
-def warn_of_single_sentences(single: int, corpus: dict[str, Any], config: DataConfig) -> None:
-    """Warn if many documents, or ends of documents, are a single sentence, which cannot be paired."""
+def warn_of_single_sentences(share: float, corpus: dict[str, Any], config: DataConfig) -> None:
+    """Warn if many documents, or ends of documents, are a single sentence, which cannot be paired.
+
+    `share` is the number of such spans per document.
+    """
     if config.next_sentence == "none":
         return
-    share = single / (corpus["documents"] * config.dupe_factor)
     if corpus["median_sentences_per_document"] < 2 or share > 0.2:
         print(
             f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "

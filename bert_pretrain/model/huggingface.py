@@ -64,12 +64,6 @@ class LoadedModel(NamedTuple):
     unused: dict[str, Tensor]  # tensors of the folder that the model lacks, such as the head of another task
 
 
-def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write a model folder that `transformers` can load. `folder` must exist and should not be in use."""
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_tensors(to_huggingface(weights), model, folder, tokenizer)
-
-
 def save_tensors(
     tensors: Mapping[str, Tensor],
     model: BertForPreTraining,

@@ -78,22 +78,23 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
     chosen = [examined(source, config) for source in _sample(sources)]
     scale = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sentences: list[float] = []  # number in each document
-    num_bytes = num_documents = 0.0
+    num_bytes = num_documents = 0.0  # of the text in UTF-8, without markup and escapes
     letters = cjk = 0
     with tempfile.TemporaryDirectory() as name:
         for number, source in enumerate(chosen):
             path = Path(name) / f"{number}.txt"
             part, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config)
             splitter = SentenceSplitter(source.splitter, config.language)
-            counts = [0]
+            counts, text_bytes = [0], 0
             for document in documents.read(part, config, Counter()):
                 document_cjk, document_letters = count_letters(document.text)
                 cjk, letters = cjk + document_cjk, letters + document_letters
+                text_bytes += len(document.text.encode())
                 counts[-1] += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
                 if document.ends_document and counts[-1]:
                     counts.append(0)
             counts = [count for count in counts if count]
-            num_bytes += path.stat().st_size / share
+            num_bytes += text_bytes / share
             is_part = source.boundary == "file"  # the sample is a part of one document
             num_documents += len(counts) / (1.0 if is_part else share)
             sentences += [round(count / share) for count in counts] if is_part else counts

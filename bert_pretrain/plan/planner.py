@@ -300,7 +300,7 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
         Choice("train.eval_examples", examples, "the last evaluation uses all"),
-        Choice("train.save_every", save_every, "a kill loses at most this many steps"),
+        Choice("train.save_every", save_every, "a kill loses the steps since the last one"),
     ]
 
 

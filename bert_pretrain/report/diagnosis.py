@@ -61,6 +61,8 @@ class Diagnosis:
         self._first_step = line["step"] if self._first_step is None else self._first_step
         self._first_loss = self._first_loss or _number(line, "validation_mlm_loss") or _number(line, "mlm_loss")
         known = set(self.hints)
+        if line.get("validation_mlm_loss", 0.0) is None:
+            self.hints.setdefault(RATE_TOO_HIGH, _too_high("the held-out loss is not finite"))
         if "mlm_loss" in line and self._add_to_points(line) and self._num_lines >= 10:  # fewer lines are too noisy
             for rule in (self._rate_too_high, self._plateau, self._no_next_sentence):
                 if hint := rule():
@@ -164,7 +166,8 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
     for line in lines:
         diagnosis.add(line)
     final = nothing_learned(record, lines) if "progress" in record else None  # only after the end of the run
-    return [*diagnosis.hints.values(), *([final] if final else [])]
+    hints = diagnosis.hints | ({final.cause: final} if final else {})
+    return list(hints.values())
 
 
 def nothing_learned(record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Hint | None:
@@ -181,6 +184,8 @@ def nothing_learned(record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
         losses = [value for line in lines if (value := _number(line, name)) is not None]
         if not losses or reference is None:
             continue
+        if next(line[name] for line in reversed(lines) if name in line) is None:
+            return _too_high(f"at the end the {kind} loss of masked tokens is not finite")
         first, last = losses[0], losses[-1]
         if last < reference - PLATEAU_NATS:
             return None

@@ -13,7 +13,8 @@ from bert_pretrain.report.curves import Metrics, value_of
 
 # Losses are converted to a vocabulary of VOCAB_SIZE tokens: a loss grows as size ** VOCAB_POWER (scripts/fit_law.py).
 VOCAB_SIZE, VOCAB_POWER = 8192, 0.075
-# By language: held-out loss in nats with 30 % of the tokens masked, and points of accuracy above word counts, the mean
+MASKED_SHARE = 0.3  # of the tokens in the measured runs
+# By language: held-out loss in nats, and points of accuracy above word counts, the mean
 # over the tasks (RESULTS.md, "Worth in use"). The last point of English is one run on an H200 and one task, sentiment.
 MEASURED = {
     "en": ((4.10, 1.5), (3.81, 1.7), (3.72, 2.7), (3.58, 2.7), (2.73, 6.7)),
@@ -36,7 +37,7 @@ class Use(NamedTuple):
         return text if self.is_measured else f"{text} (beyond the measured runs)"
 
 
-def expected_use(mlm_loss: float, vocab_size: int, language: str) -> Use | None:
+def expected_use(mlm_loss: float, vocab_size: int, language: str, masked_share: float = MASKED_SHARE) -> Use | None:
     """Return the expected use for a held-out loss in nats; None for a language that was not measured.
 
     Points are interpolated between the measured losses. Outside their range, the nearest measurement is used.
@@ -46,12 +47,15 @@ def expected_use(mlm_loss: float, vocab_size: int, language: str) -> Use | None:
     loss = mlm_loss / (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
     losses, points = zip(*sorted(MEASURED[language]), strict=True)
     near = 0.15  # nats outside the measured losses within which the points are valid
-    is_measured = losses[0] - near <= loss <= losses[-1] + near
+    is_measured = losses[0] - near <= loss <= losses[-1] + near and masked_share == MASKED_SHARE
     return Use(float(np.interp(loss, losses, points)), is_measured)
 
 
 def use_of(record: Mapping[str, Any], metrics: Metrics) -> Use | None:
     """Return the expected use of a run's model; None before the first evaluation or for other languages."""
     losses = [line["validation_mlm_loss"] for line in metrics if "validation_mlm_loss" in line]
+    if not losses or losses[-1] is None:  # null: it was not finite
+        return None
     vocab_size, language = (value_of(record, f"data.statistics.{key}") for key in ("vocab_size", "language"))
-    return expected_use(losses[-1], vocab_size, language) if losses and vocab_size and language else None
+    masked_share = value_of(record, "data.statistics.masked_lm_prob") or MASKED_SHARE
+    return expected_use(losses[-1], vocab_size, language, masked_share) if vocab_size and language else None

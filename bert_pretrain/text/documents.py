@@ -36,8 +36,10 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
     """Cut an input into parts at document boundaries.
 
     Small inputs, and inputs without random access, are one part. If `source.fraction` is below 1, return this share of
-    the parts, evenly spaced and at least one.
+    the parts, evenly spaced and at least one; small inputs are then cut too, into at least 16 parts.
     """
+    if source.fraction < 1.0:
+        part_bytes = min(part_bytes, max(1 << 16, int(min(1 / 16, source.fraction) * (source.size or part_bytes))))
     bounds = _row_bounds(source, part_bytes) if source.format == "dataset" else _bounds(source, part_bytes, unpacked)
     parts = [ByteRange(source, start, stop, unpacked) for start, stop in bounds]
     return evenly_spaced(parts, max(1, round(source.fraction * len(parts))))

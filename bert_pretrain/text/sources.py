@@ -98,6 +98,11 @@ class Source:
         return self.format in ("txt", "jsonl") and self.boundary != "file"
 
     @property
+    def fraction_read(self) -> float:
+        """The share of the source that is read: `fraction`, or 1 if it cannot be cut."""
+        return self.fraction if self.is_divisible or self.has_documents_at_lines else 1.0
+
+    @property
     def needs_decoding(self) -> bool:
         """Whether the source is compressed or not in UTF-8."""
         return is_compressed(self.location) or self.encoding != UTF8

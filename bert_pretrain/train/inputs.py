@@ -12,6 +12,7 @@ from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import check_model, read_config
+from bert_pretrain.model.hub import model_folder
 
 TEACHER = "train.teacher"
 
@@ -47,12 +48,12 @@ def check_inputs(
 
 
 def check_needs(train: TrainConfig) -> None:
-    """Check that the packages of the trackers are installed and that a local teacher can be read."""
+    """Check that the packages of the trackers are installed and that the teacher can be read."""
     for tracker in train.trackers:
         with needs_extra(tracker, "its curves", where="train.trackers"):
             importlib.import_module(tracker)
-    if train.teacher is not None and Path(train.teacher).exists():  # otherwise it is a model on the Hub
-        read_config(Path(train.teacher), TEACHER)
+    if train.teacher is not None:
+        read_config(model_folder(train.teacher, TEACHER), TEACHER)
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:

@@ -4,13 +4,16 @@ Times are those of training steps, including the wait for data but not evaluatio
 the first step after a start, in which kernels are chosen or compiled.
 """
 
+import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import math
 import os
 import platform
 import resource
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +36,8 @@ from bert_pretrain.train.step import StepSums
 Record = Mapping[str, Any]
 # A service that receives metrics: its functions to log metrics at a step, and to close it.
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
+# A console that ends, such as `tee` at Ctrl-C in `train | tee log`, must not stop a run before it saves a checkpoint.
+without_console_errors = functools.partial(contextlib.suppress, OSError)
 
 
 class RunLog:
@@ -56,7 +61,8 @@ class RunLog:
         )
 
     def advance(self, progress: Progress) -> None:
-        self._bar.update(progress.step - self._bar.n)
+        with without_console_errors():
+            self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
         """Log the metrics of an interval. After the first interval, warn if the run will take long."""
@@ -64,7 +70,8 @@ class RunLog:
         if self._file is not None and "training" not in self.newest and self._length.steps is not None:
             step_seconds = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
             if warning := too_long((self._length.steps - line["step"]) * step_seconds):
-                tqdm.write(warning)
+                with without_console_errors():
+                    tqdm.write(warning)
         self._write(line)
 
     def validation(self, step: int, metrics: dict[str, float]) -> None:
@@ -85,10 +92,12 @@ class RunLog:
             for log, _ in self._trackers:
                 log(_grouped(line), line["step"])
             text = f"{now:%m-%d %H:%M:%S}  {console_line(line, self._length.steps, self._pairs)}"
-            tqdm.write("\n".join([text, *map(str, hints)]))
+            with without_console_errors():
+                tqdm.write("\n".join([text, *map(str, hints)]))
 
     def close(self) -> None:
-        self._bar.close()
+        with without_console_errors():
+            self._bar.close()
         for _, close in self._trackers:
             close()
         if self._file is not None:
@@ -243,7 +252,7 @@ def _tensorboard(run: Path, _config: dict[str, Any], step: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
     # `purge_step` hides metrics that were logged after the checkpoint from which the run resumes.
-    writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+    writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else 0)
 
     def log(metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -256,8 +265,10 @@ def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracke
     """Log to Weights & Biases, in the project of `WANDB_PROJECT`."""
     import wandb
 
-    # A resumed run, with the same folder, continues the same wandb run.
-    identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
+    id_file = run / "wandb_id"  # a resumed run continues the same wandb run
+    if not id_file.exists():
+        write_text(id_file, secrets.token_hex(8))
+    identifier = id_file.read_text(encoding="utf-8")
     try:
         session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
     except Exception as error:  # wandb has many error types

@@ -43,7 +43,8 @@ def fit(
 ) -> None:
     """Train from the state's step to the end of the run and save the last checkpoint.
 
-    The state is changed in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one and raise `Interrupted`.
+    The state is changed in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one, without a due
+    evaluation, and raise `Interrupted`.
     """
     config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
@@ -55,12 +56,12 @@ def fit(
         SignalRequests() as signals,
         _fork_rng(run.device),
     ):
-        if evaluate_first:
-            _evaluate(run, clock, log, progress.step, evaluate, all_examples=False)
-        now = clock.boundary(signals.take())
+        if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal omits a due evaluation
+            _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=False)
+        now = clock.boundary(0)
         if run.length.is_over(progress.step, now.seconds, now.reserve):
             if progress.step:
-                _evaluate_end(run, clock, log, progress.step, evaluate)
+                _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=True)
             elif run.init_from is None:
                 what = f"the start took {duration(now.seconds + start_seconds)}, so no time is left for a step"
                 raise ConfigError(what, where="train.time_budget", remedy="allow more time")
@@ -89,10 +90,10 @@ def fit(
             log.advance(progress)
             if log_due:
                 _log(run, state, log, checkpoints, rate, data.epoch(progress.step))
-            if eval_due:
+            if eval_due and now.signal_number not in STOPS:
                 _evaluate(run, clock, log, progress.step, evaluate, all_examples=is_last)
             if save_due or now.signal_number:
-                _save(run, clock, checkpoints, now.signal_number, is_last=is_last)
+                _save(run, clock, checkpoints, now.signal_number)
         checkpoints.wait()
         clock.read()
 
@@ -135,12 +136,15 @@ def _evaluate(
         clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
 
 
-def _evaluate_end(run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate) -> None:
-    """Evaluate all examples for a run that has no step left, unless `metrics.jsonl` ends with such an evaluation."""
+def _evaluate_if_missing(
+    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate, *, all_examples: bool
+) -> None:
+    """Evaluate, unless the last validation line of `metrics.jsonl` is of this step, and of all examples if required."""
     line = log.newest.get("validation", {})  # empty on all ranks but the first
-    is_done = (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
+    is_done = line.get("step") == step
+    is_done &= not all_examples or line.get("validation_examples") == run.data.rows("validation")
     if not run.dist_context.run_on_main(lambda: is_done):
-        _evaluate(run, clock, log, step, evaluate, all_examples=True)
+        _evaluate(run, clock, log, step, evaluate, all_examples=all_examples)
 
 
 def _log(
@@ -162,9 +166,7 @@ def _log(
     state.start_interval()
 
 
-def _save(
-    run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool
-) -> None:
+def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int) -> None:
     """Start writing a checkpoint. After a stop signal, wait for it, write the status and raise `Interrupted`."""
     begin = time.perf_counter()
     clock.read()  # to include the evaluation at this step
@@ -172,7 +174,7 @@ def _save(
     clock.reserve("save", time.perf_counter() - begin)
     # The end of the run waits for the last checkpoint and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
-    if signal_number in STOPS and not is_last:
+    if signal_number in STOPS:
         text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
         reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
 
@@ -259,9 +261,11 @@ class Clock:
         With several ranks, each call but the first returns the values sent by the previous call. They have already
         arrived, so no rank waits.
         """
-        local = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
+        longest = self._progress.longest_seconds
+        local = (signal_number, self.read(), sum(longest.values()))
         if self._dist_context.size == 1:
             return Boundary(*local)
+        local = (*local[:2], local[2] + longest.get("step", 0.0))  # the result is one step old
         values = torch.tensor(local, dtype=torch.float64)
         now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
         work, agreed = self._sent or now

@@ -73,7 +73,7 @@ def model_card(
         rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         has_curves=has_curves, warning=warning, held_out=held_out, evaluated=evaluated,
         metrics=[(result.metric_name, _formatted(result, evaluated, documents)) for result in results],
-        use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
+        use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language, data.masked_lm_prob),
         evaluated_step=validation["step"] if results and validation else None,
         inputs=inputs[:MAX_INPUTS], more_inputs=max(0, len(inputs) - MAX_INPUTS),
         is_lower_case=run.tokenizer.settings["do_lower_case"],

@@ -206,7 +206,7 @@ def find_progress(
         return True, None
     if changes:
         remove_temporaries(run.output)
-    if not resume and checkpoint_paths(folder):
+    if not resume and not manifest.is_restarted() and checkpoint_paths(folder):
         raise OutputError(
             f"{folder} holds checkpoints, and --no-resume starts over",
             where="--no-resume",
@@ -254,9 +254,15 @@ def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
-    """Return the run with its checkpoint's micro-batch size, if it fits this device, so that results are bit-equal."""
-    old_tokens = int(latest.record["micro_batch_tokens"])
+    """Return the run with its checkpoint's micro-batch size, so that results are bit-equal.
+
+    Other devices, another number of ranks or less memory get a new size.
+    """
+    record = latest.record
+    old_tokens, old_device = int(record["micro_batch_tokens"]), record.get("device", run.device.type)
     if run.config.train.micro_batch_tokens != "auto":
+        return run
+    if (old_device, record["ranks"]) != (run.device.type, run.dist_context.size):
         return run
     if run.device.type == "cuda" and run.micro_batch_tokens < 0.9 * old_tokens:  # free memory varies a little
         print(f"the earlier micro-batches of {old_tokens:,} tokens do not fit here: now {run.micro_batch_tokens:,}")

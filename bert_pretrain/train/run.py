@@ -125,6 +125,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
                 "micro_batch_tokens": data.micro_batch_tokens,
                 "threads": torch.get_num_threads(),
                 "ranks": run.dist_context.size,
+                "device": run.device.type,
                 "torch": torch.__version__,
                 "precision": run.precision.name,
                 "data": run.data.content_hash,
@@ -153,10 +154,11 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     state = _prepare(run, latest, corpus_tokens)
     seconds = time_steps(run, state, _training_data(run, state))
     if run.length.steps is not None:
-        left = run.length.steps - state.progress.step
-        time, warning = f"{duration(left * seconds)} for {left:,} steps", too_long(left * seconds)
+        steps = run.length.steps - state.progress.step
+        time, warning = f"{duration(steps * seconds)} for {steps:,} steps", too_long(steps * seconds)
     else:
-        time, warning = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps", ""
+        left = max((run.length.seconds or 0.0) - state.progress.wall_seconds, 0.0)
+        time, warning = f"{run.length} for about {left / seconds:,.0f} steps", ""
     print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
     if warning:
         print(warning)
@@ -238,6 +240,7 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
                 "next_sentence": data.config.next_sentence,
                 "vocab_size": run.tokenizer.vocab_size,
                 "language": data.config.language,
+                "masked_lm_prob": data.config.masked_lm_prob,
                 "held_out": data.rows("validation"),
                 "unigram_entropy": {
                     name: value_of(split, "statistics.unigram_entropy")

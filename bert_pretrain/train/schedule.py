@@ -66,8 +66,10 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     # Add one mean step, so that the first rate is above 0. The first step is assumed to take 1 % of the warm-up.
     mean_step = seconds / step if step else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
-    left = max(end - max(seconds, warmup), 0.0)
-    return config.peak_lr * risen * _decay(config.schedule, left, max(end - warmup, 1e-9), WSD_DECAY_SHARE * end)
+    if seconds < warmup:
+        return config.peak_lr * risen
+    left, total = max(end - seconds, 0.0), max(end - warmup, 1e-9)
+    return config.peak_lr * _decay(config.schedule, left, total, WSD_DECAY_SHARE * end)
 
 
 def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:

@@ -5,6 +5,7 @@ SIGINT and SIGTERM save a checkpoint after the current step and stop. SIGUSR1 sa
 session. It is missing while a session runs and after SIGKILL.
 """
 
+import contextlib
 import datetime
 import os
 import signal
@@ -51,7 +52,8 @@ class SignalRequests:
             self._stop, self._stop_time = number, time.monotonic()
             # `print` could fail: the handler may interrupt a write to the stream.
             text = f"saving a checkpoint after this step; repeat after {REPEAT_SECONDS:.0f} seconds to stop immediately"
-            os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
+            with contextlib.suppress(OSError):  # in `train | tee log`, Ctrl-C has ended `tee`
+                os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
         elif time.monotonic() - self._stop_time > REPEAT_SECONDS:
             self.__exit__()
             signal.raise_signal(number)

@@ -52,6 +52,9 @@ def make_vocab(
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:
         config = config.model_copy(update={"vocab": _extending(old, config.vocab)})
+    elif config.vocab.add_tokens is not None:
+        what, remedy = "no vocabulary is given to add tokens to", "add --extend FOLDER, or leave out the number"
+        raise ConfigError(what, where="vocab.add_tokens (--add-tokens)", remedy=remedy)
     else:
         _max_text_tokens(config)  # raises before the text is read
     whole_words = config.vocab.tokens == "words"

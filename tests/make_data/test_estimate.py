@@ -85,6 +85,13 @@ def test_equal_inputs_are_counted_once(tmp_path, vocab_folder, monkeypatch) -> N
     assert data.manifest["corpus"]["documents"] == 300
 
 
+def test_parts_that_are_read_and_held_out_are_estimated(tmp_path, vocab_folder) -> None:
+    path = write(tmp_path / "a.csv", FORMATS[".csv"](corpus(400)))  # cannot be cut
+    settings = ["data.fraction=0.1", "data.validation_fraction=0.5", "data.max_seq_length=64"]
+    config = load_config(settings=settings)
+    make_and_compare(estimated(config, [str(path)], vocab_folder), config, [str(path)], vocab_folder, 0.02, 0.1)
+
+
 def test_a_sample_of_one_document_is_scaled_to_several(tmp_path, vocab_folder, monkeypatch) -> None:
     long = " ".join(f"Sentence number {number} of one long text." for number in range(400))
     path = write(tmp_path / "a.jsonl", as_jsonl([f"{long} {number}" for number in range(8)]))

@@ -13,11 +13,12 @@ from transformers import BertForPreTraining as Peer
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.examples.padded import pad
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_model, to_huggingface
+from bert_pretrain.model.huggingface import to_huggingface
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import Batch, pack
+from tests.conftest import save_model
 from tests.model.conftest import make_model
 from tests.train.conftest import make_examples
 

@@ -12,8 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import export_weights, load_model, save_model, save_tensors
+from bert_pretrain.model.huggingface import export_weights, load_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.conftest import save_model
 from tests.model.conftest import make_model
 from tests.train.conftest import VOCAB_SIZE
 

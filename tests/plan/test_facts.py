@@ -29,7 +29,8 @@ def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
-    assert facts == TextFacts(len(text), 5, 4, 0.0, 0.0, is_divisible=True)
+    num_bytes = len(text) - 2 * len(documents) + 1  # without the lines between documents
+    assert facts == TextFacts(num_bytes, 5, 4, 0.0, 0.0, is_divisible=True)
     assert measure_text([str(tmp_path / "a.txt.gz")], DataConfig()).vocab_reads_all
 
 
@@ -40,6 +41,14 @@ def test_script_and_single_sentences_are_seen(tmp_path: Path) -> None:
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
     assert facts.single_sentence_share == 1.0
     assert 0.9 < facts.cjk_share < 1.0
+
+
+def test_escapes_and_other_fields_of_records_are_not_counted(tmp_path: Path) -> None:
+    texts = ["Они жили долго. Они жили счастливо.", "Они ушли. Никто не вернулся."]
+    lines = (json.dumps({"text": text, "address": "https://example.org/" * 9}) for text in texts)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    facts = measure_text([str(tmp_path / "a.jsonl")], DataConfig())
+    assert facts.num_bytes == sum(len(text.encode()) for text in texts)
 
 
 def test_a_large_archive_is_sampled_and_scaled(tmp_path: Path) -> None:

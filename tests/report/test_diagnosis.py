@@ -135,6 +135,12 @@ def test_missing_and_non_finite_metrics_are_ignored(name: str) -> None:
     assert reported(lines) == {}
 
 
+def test_loss_that_becomes_non_finite_has_one_hint() -> None:
+    lines = [*run(), {"step": STEPS, "validation_mlm_loss": None}]
+    for record in (RECORD, {**RECORD, "progress": {"step": STEPS}}):
+        assert [hint.cause for hint in diagnose(record, lines)] == ["learning rate too high"]
+
+
 FREQUENCIES = "only token frequencies learned"
 
 

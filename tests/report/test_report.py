@@ -158,6 +158,8 @@ def test_points_are_interpolated_from_the_last_evaluation(monkeypatch: pytest.Mo
     lines = [{"validation_mlm_loss": 9.0}, {"step": 3}, {"validation_mlm_loss": 4.5}, {"step": 5}]
     assert use_of({"data": {"statistics": statistics}}, lines) == use
     assert use_of({"data": {"statistics": statistics}}, lines[1:2]) is None
+    assert use_of({"data": {"statistics": statistics}}, [*lines, {"validation_mlm_loss": None}]) is None
+    assert not use_of({"data": {"statistics": {**statistics, "masked_lm_prob": 0.15}}}, lines).is_measured
     assert use_of({"data": {"statistics": {"vocab_size": VOCAB_SIZE}}}, lines) is None
 
 

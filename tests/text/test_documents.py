@@ -341,6 +341,13 @@ def test_cutting_a_file_into_parts_keeps_its_documents(tmp_path, monkeypatch, se
         assert read_all(path) == whole
 
 
+def test_fraction_of_small_files_is_read(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{number}.txt", "A line of text.\n\n" * 60_000) for number in range(2)]
+    sources = resolve([str(tmp_path)], BY_BLANK_LINES.model_copy(update={"fraction": 0.25}))
+    read = sum(part.num_bytes for source in sources for part in cut(source, documents.PART_BYTES))
+    assert read == pytest.approx(0.25 * sum(file.stat().st_size for file in files), rel=0.05)
+
+
 def test_document_boundary_can_be_set_for_one_input(tmp_path: Path) -> None:
     prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
     inputs = [str(prose), str(lines)]

@@ -14,7 +14,6 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.initial_weights import (
     UNSEEN_COUNT,
@@ -23,6 +22,7 @@ from bert_pretrain.train.initial_weights import (
     start_positional_heads,
     unigram_bias,
 )
+from tests.conftest import save_model
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
 

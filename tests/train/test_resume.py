@@ -1,5 +1,6 @@
 """A run that was stopped, killed, extended or damaged resumes with bit-equal results."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 
 from bert_pretrain.cli import main
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, Interrupted, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.train import loop
@@ -38,10 +39,11 @@ def command(config: Config, data: Path, output: Path) -> list[str]:
     return ["train", "--config", str(file), "--data", str(data), "--output", str(output)]
 
 
-def start(words: list[str], **environment: str) -> BaseProcess:
+def start(words: list[str], first: Callable[[], object] = dict, **environment: str) -> BaseProcess:
     """Start the program in a forked process, which need not import torch again."""
 
     def run() -> None:
+        first()
         os.environ |= environment
         sys.argv = ["bert-pretrain", *words]
         main()
@@ -93,6 +95,39 @@ def test_signals_save_a_checkpoint_and_stop_signals_exit(
     assert (first, checkpoint.name) == (saved, f"step-{step:08d}")
     fit(run, max_steps=step + 3, **RARE)
     assert metrics(run)[-1]["step"] == step + 3
+
+
+def test_run_whose_console_has_ended_is_stopped_with_a_checkpoint(data_folder: Path, tmp_path: Path) -> None:
+    """As by Ctrl-C in `train 2>&1 | tee log`, which ends `tee` too."""
+    run, (reader, writer) = tmp_path / "run", os.pipe()
+
+    def write_to_pipe() -> None:
+        os.close(reader)
+        os.dup2(writer, 2)
+        sys.stdout = sys.stderr = os.fdopen(os.dup(writer), "w", buffering=1)
+
+    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run), first=write_to_pipe)
+    wait_until(lambda: num_lines(run) >= 2, process)
+    os.close(reader)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(180)
+    assert process.exitcode == 130
+    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
+    assert newest_step(run) >= metrics(run)[-1]["step"] > 0
+
+
+def test_evaluation_that_a_stop_signal_omits_is_made_up_for(fit: Fit, finished: Path, tmp_path: Path) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*_, **__)
+
+    original, run = loop.train_step, tmp_path / "run"
+    for _ in range(12):  # stop after every step
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Interrupted):
+            patch.setattr(loop, "train_step", stop)
+            fit(run)
+    fit(run)
+    assert_same_run(finished, run)
 
 
 def test_finished_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Path) -> None:

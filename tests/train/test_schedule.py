@@ -61,6 +61,8 @@ def test_learning_rate_of_a_time_budget_follows_the_clock() -> None:
     assert learning_rate_by_clock(config, 200, 101.0, 100.0) == 0.0
     steady = config.model_copy(update={"schedule": "wsd"})
     assert [learning_rate_by_clock(steady, 99, at, 100.0) for at in (50.0, 90.0, 95.0)] == [1.0, 1.0, 0.5]
+    long = config.model_copy(update={"warmup_ratio": 1.0})
+    assert [learning_rate_by_clock(long, 1, at, 100.0) for at in (24.0, 49.0)] == [0.48, 0.98]
 
 
 def test_run_ends_at_its_last_step_or_when_its_time_is_up() -> None:
