@@ -316,7 +316,7 @@ def _write_results(
         task=metrics["task"], kind="regression" if trial.regression else pipeline.replace("-", " "),
         model_class=task.model_class, base=name_of_folder(tuner.model), rows=metrics["rows"], splits=list(scores),
         scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
-        settings=asdict(trial) | {"learning_rate": f"{metrics['learning_rate']:g}", "dropout": metrics["dropout"]},
+        settings=asdict(trial) | {"learning_rate": f"{metrics['learning_rate']:g}"},
         baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},
         metric=metrics["main_metric"],
         **{name: metrics[name] for name in ("best_epoch", "refit_epochs", "warning")},

@@ -29,7 +29,7 @@ class Settings:
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
     max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model's positions
-    dropout: float | None = None  # None: as in the model's config.json
+    dropout: float = 0.1  # of hidden states and attention; not that of the model's config.json
     baselines: bool = False  # also fine-tune the same network without pretraining
     no_baseline: bool = False  # skip the baseline of word counts or most frequent tags
     seed: int = 42

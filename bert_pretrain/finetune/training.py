@@ -38,8 +38,7 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     """
     transformers.set_seed(settings.seed)
     changes = task.model_config()
-    if settings.dropout is not None:
-        changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+    changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
     model_class = getattr(transformers, task.model_class)
     if untrained:
         return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes), dtype=torch.float32)
@@ -88,15 +87,14 @@ class FineTuner:
         returns its saved report. An unfinished trial resumes from its last checkpoint.
         """
         report = dict(read_json(folder / _REPORT)) if (folder / _REPORT).exists() else {}
-        if report.keys() >= {"learning_rate", "dropout", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
+        if report.keys() >= {"learning_rate", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
             return report
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
         checkpoints = folder / "checkpoints"
         trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
-        report = {"learning_rate": rate, "dropout": network.config.hidden_dropout_prob}
-        report |= {} if on_all_rows else report_of(trainer.state)
+        report = {"learning_rate": rate, **({} if on_all_rows else report_of(trainer.state))}
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
@@ -137,7 +135,7 @@ class FineTuner:
             compute_metrics=lambda evaluated: task.score(
                 self.examples["validation"], self._decode("validation", evaluated.predictions)
             ),
-            callbacks=[_ProgressCallback()],
+            callbacks=[_AverageCallback(), _ProgressCallback()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
@@ -255,6 +253,21 @@ class MicroBatchTrainer(Trainer):
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
         return loss / weights.sum()
+
+
+class _AverageCallback(TrainerCallback):
+    """Replaces the final weights by their mean over the steps of the second half (Izmailov et al., 2018).
+
+    The mean is part of the optimizer's state, which is in the checkpoints.
+    """
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        number = state.global_step - state.max_steps // 2  # of the steps that are averaged
+        for weight, moments in optimizer.state.items() if number > 0 else ():
+            mean = moments.setdefault("mean", torch.zeros_like(weight)).lerp_(weight, 1.0 / number)
+            if state.global_step == state.max_steps:
+                weight.copy_(mean)
 
 
 class _ProgressCallback(TrainerCallback):

@@ -66,6 +66,19 @@ def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, mo
         assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
 
 
+def test_the_final_weights_are_the_mean_over_the_second_half() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer, seen = torch.optim.AdamW([weight], lr=0.1), []
+    for step in range(1, 6):
+        weight.grad = torch.randn(3)
+        optimizer.step()
+        seen.append(weight.detach().clone())
+        state = SimpleNamespace(global_step=step, max_steps=5)
+        training._AverageCallback().on_step_end(None, state, None, optimizer=optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())  # as when a run resumes
+    torch.testing.assert_close(weight.detach(), torch.stack(seen[2:]).mean(0))
+
+
 @pytest.mark.parametrize("per_row", [True, False])
 def test_micro_batches_have_the_loss_and_gradients_of_the_batch(per_row: bool, tmp_path) -> None:
     torch.manual_seed(0)
