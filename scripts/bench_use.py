@@ -234,6 +234,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
     args = parser.parse_args()
+    if len(args.minutes) not in (0, len(args.models)):
+        parser.error("--minutes needs a number for each model")
     args.work.mkdir(parents=True, exist_ok=True)
     results_path = args.work / "results.jsonl"
     results = {tuple(row["key"]): row for row in (read(results_path) if results_path.exists() else [])}
@@ -268,7 +270,8 @@ def main() -> None:
     print("\n| task | way | accuracy, % | least–most | difference | s |")
     print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
     if args.minutes:
-        write(args.record, (read(args.record) if args.record.exists() else []) + records)
+        old = read(args.record) if args.record.exists() else []
+        write(args.record, old + [record for record in records if record not in old])
         draw(read(args.record), args.record.with_suffix(".png"))
 
 

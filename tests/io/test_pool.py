@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,11 @@ from bert_pretrain.errors import UserError
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
 from tests.conftest import wait_until
+from tests.io.tasks import fail_at_1, kill_worker_at_1, square
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
     return list(run_each(function, tasks, workers=workers, description="test", unit="task"))
-
-
-def square(number: int) -> tuple[int, set[int]]:
-    time.sleep(0.05 * (3 - number % 3))  # later tasks finish earlier
-    return number * number, signal.pthread_sigmask(signal.SIG_BLOCK, set())
-
-
-def fail_at_1(path: Path) -> None:
-    if path.name == "1":
-        raise UserError("no", where="task 1", remedy="none")
-    time.sleep(20)
-    path.touch()
-
-
-def kill_worker_at_1(number: int) -> int:
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
 
 
 @pytest.mark.parametrize("workers", [1, 2])
