@@ -201,7 +201,7 @@ class DataConfig(_Section):
     validation: Inputs = ()
     """Inputs to use as the validation split, instead of `validation_fraction`."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the text to read: with more than 16 inputs, a share of the inputs; otherwise pieces of 8 MiB of each."""
+    """Share of the text to read: with more than 16 inputs, a share of the inputs; otherwise spaced parts of each."""
     input_weights: Annotated[dict[str, Float], Field(examples=[{"a.txt": 3}])] = {}
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True

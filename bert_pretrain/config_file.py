@@ -35,15 +35,16 @@ def load_config(
     flags: Mapping[str, tuple[str, object]] | None = None,
     *,
     with_phases: bool = True,
+    where: str = "--config",
 ) -> Config:
     """Build the configuration from defaults, presets and files, `--set` pairs and flags; later sources win.
 
     `source` is a YAML file or the name of a preset; a string may join several by commas. `flags` maps dotted keys to
-    (name of the flag for messages, value); the value None means not set. Without `with_phases`, phases are not checked
-    against the other keys, for example the length of the run.
+    (name of the flag for messages, value); the value None means not set. `where` is the option of `source`.
+    Without `with_phases`, phases are not checked against the other keys, for example the length of the run.
     """
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
-    layers = [layer for each in sources for layer in _read_layers(each, "--config")]
+    layers = [layer for each in sources for layer in _read_layers(each, where)]
     layers.append(_command_line_layer(settings, flags or {}))
     tree, places = _merged(layers)
     path: KeyPath = ()
@@ -74,7 +75,7 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the configuration: {error}"
-        raise ConfigError(what, where=str(path), remedy="use a readable YAML file in UTF-8") from error
+        raise ConfigError(what, where=str(path), remedy="name a preset or a YAML file in UTF-8") from error
     places: Places = {}
     tree = _parse(text, str(path), places) or {}
     if not isinstance(tree, dict):
@@ -102,7 +103,8 @@ def _parse(text: str, name: str, places: Places) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
         where = _line(name, getattr(error, "problem_mark", None))
-        raise ConfigError(what, where=where, remedy="correct the syntax") from error
+        remedy = "correct the syntax, or name a preset or a YAML file, such as base"
+        raise ConfigError(what, where=where, remedy=remedy) from error
 
 
 def _line(name: str, mark: Any) -> str:

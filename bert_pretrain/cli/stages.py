@@ -193,7 +193,7 @@ def run(
         **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
     is_auto = config == "auto"
-    loaded = load_config(None if is_auto else config, settings or (), flags)
+    loaded = load_config(None if is_auto else config, settings or (), flags, where="CONFIG")
     _check_auto(loaded, machine, is_auto=is_auto)
     if is_auto:
         with blocked_signals():
@@ -237,5 +237,5 @@ def config(
     from bert_pretrain.config_file import load_config
     from bert_pretrain.config_keys import as_commented_yaml
 
-    text = as_commented_yaml(load_config(preset))
+    text = as_commented_yaml(load_config(preset, where="PRESET"))
     print(f"# {preset or 'The defaults'}, as bert-pretrain {__version__} reads it.\n\n{text}", end="")

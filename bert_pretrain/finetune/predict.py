@@ -77,9 +77,11 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     manifest, settings = read_record(model), Settings()
     if manifest.get("kind") == KIND:
         try:
-            settings = TypeAdapter(Settings).validate_python(manifest["identity"]["settings"])
-        except (KeyError, TypeError, ValidationError) as error:
-            what = f"the manifest has no valid settings of a fine-tuning: {error}"
+            saved = {name: value for name, value in manifest["identity"]["settings"].items() if value is not None}
+            settings = TypeAdapter(Settings).validate_python(saved)
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+            wrong = f": {error.errors()[0]['loc'][0]}" if isinstance(error, ValidationError) else ""
+            what = f"the manifest has no valid settings of a fine-tuning{wrong}"
             remedy = "restore the file from a copy, or remove it to predict with the default settings"
             raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error
     changes = {name: value for name, value in changes.items() if value is not None}

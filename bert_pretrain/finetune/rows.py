@@ -52,7 +52,7 @@ class Example:
         near = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(column, names, n=1))
         how = f"choose one with {flag}" if flag else f"rename one to '{column}'"
         remedy = f"the columns are {', '.join(names)}: {how}; a table without a header needs --columns NAME,NAME,..."
-        raise InputError(f"there is no column '{column}'{near}", where=self.where, remedy=remedy)
+        raise UnusableRow(f"there is no column '{column}'{near}", where=self.where, remedy=remedy)
 
 
 @dataclass

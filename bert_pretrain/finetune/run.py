@@ -72,7 +72,8 @@ def finetune(
     identity = {"task": task, "refits": validation is None, **_identity(prepared_task, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
-        if _is_complete(output, work, identity, overwrite):
+        used: list[str | Path] = [model, *(each.location for each in inputs)]
+        if _is_complete(output, work, identity, used if overwrite else None):
             print(f"up to date: {output}")
         else:
             for leftover in filter(Path.is_dir, files.temporaries_of(output)):  # of a run killed while writing
@@ -132,7 +133,8 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
     if len(groups) < 2:
         unit = task.group_by or "row"
         what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
-        raise InputError(what, where="--train", remedy=f"provide more {unit}s, or pass --validation INPUT")
+        conll = "; in CoNLL, empty lines end sentences" if isinstance(task, Tag) else ""
+        raise InputError(what, where="--train", remedy=f"provide more {unit}s, or pass --validation INPUT{conll}")
     classes: dict[Any, set[str]] = {group: set() for group in groups}
     for example in train:
         classes[group_of[example.row]].update(task.classes_of(example))
@@ -185,10 +187,14 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
     }
 
 
-def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
-    """Return whether the same command has already written `output`. If not, claim the working folder."""
-    if overwrite:
-        manifest.set_aside_once(output, KIND, identity)
+def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite_for: list[str | Path] | None) -> bool:
+    """Return whether the same command has already written `output`. If not, claim the working folder.
+
+    `overwrite_for` are the inputs if the old output is to be moved aside.
+    """
+    overwrite = overwrite_for is not None
+    if overwrite_for is not None:
+        manifest.set_aside_once(output, KIND, identity, overwrite_for)
     if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
         if damage := files.damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"

@@ -12,7 +12,7 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -45,14 +45,21 @@ def library_versions() -> dict[str, str]:
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+def claim(
+    folder: Path,
+    kind: str,
+    identity: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+) -> Progress:
     """Claim a folder that the caller has locked. Return its progress from earlier runs of the same command.
 
     `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside, but not
-    after a restart. Raise OutputError if another command wrote the folder.
+    after a restart, and not if one of the `inputs` is in it. Raise OutputError if another command wrote the folder.
     """
     if overwrite:
-        set_aside_once(folder, kind, identity)
+        set_aside_once(folder, kind, identity, inputs)
     progress = _progress(folder, kind, identity)
     if progress is Progress.NEW:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,13 +69,23 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     return progress
 
 
-def set_aside_once(folder: Path, kind: str, identity: Mapping[str, Any]) -> None:
-    """Move the content of a folder aside for `--overwrite`. After a restart, keep the output of the same command."""
+def set_aside_once(
+    folder: Path, kind: str, identity: Mapping[str, Any], inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Move the content of a folder aside for `--overwrite`. After a restart, keep the output of the same command.
+
+    Raise OutputError if one of the `inputs` is in the folder.
+    """
     if is_restarted():
         with contextlib.suppress(UserError):
             if _progress(folder, kind, identity) is not Progress.NEW:
                 print("restarted: resuming, --overwrite is ignored")
                 return
+    target = folder.resolve()
+    for path in inputs:
+        if path is not None and Path(path).resolve().is_relative_to(target):
+            what = f"the input {path} is in the output folder, which would be moved aside"
+            raise OutputError(what, where="--overwrite", remedy="name another --output, or move the input")
     set_aside(folder)
 
 

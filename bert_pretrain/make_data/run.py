@@ -68,7 +68,8 @@ def make_data(
         return output
     manifest.check_writable(stores, "--store")
     with manifest.exclusive(output):
-        progress = manifest.claim(output, "data", identity, overwrite=overwrite)
+        used: list[str | Path] = [vocab, *(source.location for source in sources if source.is_local)]
+        progress = manifest.claim(output, "data", identity, overwrite=overwrite, inputs=used)
         remove_temporaries(output)
         if progress is manifest.Progress.COMPLETE:
             shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed before its end

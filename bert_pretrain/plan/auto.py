@@ -1,6 +1,7 @@
 """`run auto`: measure the facts, write the plan as YAML, and compare its forecast with the result at the end."""
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,8 @@ def planned_config(
             if seconds < MIN_SECONDS:
                 what = f"{seconds:g} seconds are too short for vocabulary, data and training"
                 raise ConfigError(what, where="--time", remedy="allow at least 2m")
-            text_facts = measure_text(inputs, asked.data)
+            with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
+                text_facts = measure_text(inputs, asked.data)  # a dry run prints only the plan, which is YAML
             facts = _facts(machine, text_facts, seconds, asked.train, dry_run=dry_run)
             plan = make_plan(inputs, text_facts, facts, seconds)
             print(text := describe(plan, facts))
@@ -121,7 +123,7 @@ def describe(plan: Plan, machine: MachineFacts) -> str:
     why = f"  # {plan.why_seconds}" if plan.why_seconds else ""
     lines = [
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
-        f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
+        f"# The text: {text.megabytes} MB, about {text.documents:,.0f} documents of "
         f"{text.sentences_per_document:g} sentences (median).",
         f"# The machine: {machine.name}, {machine.cores} cores; {timed} of {len(machine.speeds)} networks timed "
         f"({machine.source}).",

@@ -47,6 +47,11 @@ class TextFacts:
     language: str = "en"
 
     @property
+    def megabytes(self) -> str:
+        number = self.num_bytes / 1e6
+        return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
+
+    @property
     def is_chinese(self) -> bool:
         return self.cjk_share > MIN_CHINESE_SHARE
 

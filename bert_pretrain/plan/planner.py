@@ -113,6 +113,10 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
     return Plan(inputs, text, taken, why_seconds, choices, best)
 
 
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
+
+
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
     """Return the vocabulary size for a fraction of the text."""
     return next(size for limit, size in VOCAB_SIZES[text.is_chinese] if fraction * text.num_bytes < limit)
@@ -205,7 +209,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
     """Return the keys of the sections `vocab` and `data`; `text` is the part of the text that is read."""
     is_measured = text.is_chinese or text.language == "en"
     law_note = "" if is_measured else "; size and forecast use the law measured on English"
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_note}")]
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.megabytes} MB of text{law_note}")]
     if not is_measured:
         choices.append(Choice("data.language", text.language, "recognized from the first text of the inputs"))
     if text.is_chinese:
@@ -218,7 +222,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
         choices.append(Choice("data.document_boundary", text.boundary, why))
     why_short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    why_copies = f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
+    why_copies = f"training sees about {best.tokens:,.1f} million tokens, {_rounded(best.epochs)} times the text"
     why_copies += "; copies have other pairs" if copies > 1 else ""
     pairs, why_pairs = _pairs(text)
     return [

@@ -85,7 +85,8 @@ def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
 
 def choices(location: str, names: Sequence[str]) -> str:
     """Format the first splits of a dataset as input names."""
-    return " or ".join(f"{location.removesuffix(f'@{_parse(location).split}')}@{split}" for split in names[:4])
+    name = DATASET + location.removeprefix(DATASET).removesuffix(f"@{_parse(location).split}")
+    return " or ".join(f"{name}@{split}" for split in names[:4])
 
 
 def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:

@@ -96,7 +96,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             break
     if num_without:
         names = " or ".join(f"'{field}'" for field in fields)
-        what = f"none of the first {num_without:,} records has a text in a field {names}"
+        what = f"none of the first {num_without:,} records has a string in a field {names}"
         raise text_files.no_field(what, first_names, first_position)
 
 
@@ -198,7 +198,7 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def _not_json(what: str, where: object) -> InputError:
-    remedy = "fix it, or fetch it again if it is cut off; .jsonl holds one object per line"
+    remedy = "write one object per line, or an array of objects; if the file is cut off, fetch it again"
     return InputError(f"it is not JSON: {what}", where=str(where), remedy=remedy)
 
 
@@ -234,6 +234,9 @@ def _read_csv(
     try:
         names = list(header) or next(filter(None, reader), [])
         text_files.present_columns(part, columns, names)
+        if twice := [name for name in names if name and names.count(name) > 1 and (not columns or name in columns)]:
+            what, remedy = f"there are two columns '{twice[0]}'", "rename one of them"
+            raise InputError(what, where=str(position), remedy=remedy)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             surplus = row[len(names) :]

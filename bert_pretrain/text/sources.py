@@ -281,7 +281,11 @@ def _files_below(path: Path) -> list[str]:
         print(f"not read: {len(datasets)} saved datasets (first: {datasets[0]}); name each as dataset:FOLDER")
     if not files:
         raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
-    return sorted(files, key=lambda file: file.split(os.sep))
+    files.sort(key=lambda file: file.split(os.sep))
+    by_target = {os.path.realpath(file): file for file in reversed(files)}
+    if len(by_target) < len(files):
+        print(f"skipped: {len(files) - len(by_target)} links to other files of the folder")
+    return list(reversed(by_target.values()))
 
 
 def _format_of(name: str) -> str | None:

@@ -83,7 +83,8 @@ def train(
                 progress = manifest.would_claim(output, "run", run.identity, overwrite=overwrite)
                 return (False, None) if overwrite else find_progress(run, progress, resume=resume, changes=False)
             locks.enter_context(exclusive(output))
-            progress = manifest.claim(output, "run", run.identity, overwrite=overwrite)
+            used = (run.data.path, run.init_from, run.teacher)
+            progress = manifest.claim(output, "run", run.identity, overwrite=overwrite, inputs=used)
             return find_progress(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)

@@ -68,7 +68,8 @@ def make_vocab(
         "reading": config.data.model_dump(mode="json", include={"text_field", "strict", "language"}),
     }
     with manifest.exclusive(output):
-        progress = manifest.claim(output, "vocab", identity, overwrite=overwrite)
+        used = [extend, *(source.location for source in sources if source.is_local)]
+        progress = manifest.claim(output, "vocab", identity, overwrite=overwrite, inputs=used)
         if progress is manifest.Progress.COMPLETE:
             if _is_intact(output):
                 print(f"up to date: {output}")

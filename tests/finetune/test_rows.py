@@ -10,8 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import LabelledInput, read_rows
+from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.hub_datasets import VALIDATION
+from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import write_rows
 
 ROWS = [{"text": 'NA, "quoted"', "label": "007"}, {"text": "null", "label": "None"}, {"text": "天气", "label": "1.0"}]
 CSV = 'text,label\n"NA, ""quoted""",007\nnull,None\n天气,1.0\n'
@@ -47,4 +51,14 @@ def test_a_dataset_gives_the_split_of_the_flag_and_class_names(tmp_path: Path) -
     assert read_rows(LabelledInput(str(tmp_path / "other"), "--validation"))[0].values["label"] == "pos"
     with pytest.raises(InputError) as caught:
         read_rows(LabelledInput(str(tmp_path / "other"), "--test"))
-    assert caught.value.remedy == f"choose one: {tmp_path}/other@train or {tmp_path}/other@{VALIDATION[1]}"
+    assert (
+        caught.value.remedy == f"choose one: dataset:{tmp_path}/other@train or dataset:{tmp_path}/other@{VALIDATION[1]}"
+    )
+
+
+def test_rows_without_a_column_are_skipped_unless_all_lack_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    task = Classify(Settings(), tokenizer)
+    rows = [{"text": "a", "label": "x"}] * 3 + [{"text": "b"}]
+    assert len(task.read(LabelledInput(write_rows(tmp_path / "a.jsonl", rows), "--train"))) == 3
+    with pytest.raises(InputError, match="no column 'label'; 1 of 1 rows"):
+        task.read(LabelledInput(write_rows(tmp_path / "b.jsonl", rows[3:]), "--train"))

@@ -107,6 +107,14 @@ def test_folder_with_other_content_is_refused(folder: Path, name: str, content: 
     assert (folder / name).read_text() == content
 
 
+def test_overwrite_refuses_to_move_an_input(unfinished: Path) -> None:
+    before, shard = digests(unfinished), unfinished / "train" / "00000.parquet"
+    for path in (shard, str(shard), unfinished):
+        with pytest.raises(OutputError, match="is in the output folder"):
+            claim(unfinished, "data", OTHER, overwrite=True, inputs=[None, path])
+    assert digests(unfinished) == before
+
+
 def test_overwrite_moves_old_content_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = digests(unfinished)
     with exclusive(unfinished):

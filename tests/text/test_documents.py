@@ -137,6 +137,13 @@ def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path, caps
     assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
 
 
+def test_links_to_other_files_of_a_folder_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    assert read_all(tmp_path)[0] == TEXTS
+    assert "skipped: 1 links" in capsys.readouterr().out
+
+
 def test_outputs_in_an_input_folder_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
@@ -299,7 +306,7 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": column}), path, row_group_size=2)
         assert read_all(path)[0] == TEXTS
     pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), path)
-    assert "none of the first 6 records has a text" in refusal(path, config=DataConfig(text_field="n")).what
+    assert "none of the first 6 records has a string" in refusal(path, config=DataConfig(text_field="n")).what
     assert "not a string" in refusal(path, config=DataConfig(text_field="n", strict=True)).what
 
 

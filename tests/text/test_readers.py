@@ -170,3 +170,12 @@ def test_csv_is_read_by_the_delimiter_of_its_header(tmp_path: Path, delimiter: s
         (source,) = resolve([str(tmp_path / name)], DataConfig())
         config = DataConfig(text_field=("te,xt;",) if name == "a.csv" else "text")
         assert list(read_texts(ByteRange(source), config, Counter())) == texts
+
+
+def test_csv_with_two_columns_of_one_name_is_refused_if_they_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,id,id,,\nOne.,1,2,3,4\n")
+    (source,) = resolve([str(path)], DataConfig())
+    assert list(read_texts(ByteRange(source), DataConfig(), Counter())) == ["One."]
+    for columns in ((), ("id",)):  # () reads all columns
+        with pytest.raises(InputError, match="two columns 'id'"):
+            list(read_records(ByteRange(source), Counter(), columns=columns))
