@@ -48,8 +48,7 @@ class TextFacts:
 
     @property
     def megabytes(self) -> str:
-        number = self.num_bytes / 1e6
-        return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
+        return rounded(self.num_bytes / 1e6)
 
     @property
     def is_chinese(self) -> bool:
@@ -115,6 +114,11 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         is_divisible=len(sources) > MAX_SAMPLED_SOURCES or all(source.has_documents_at_lines for source in chosen),
         vocab_reads_all=len(sources) <= MAX_SAMPLED_SOURCES and any(source.needs_decoding for source in chosen),
     )
+
+
+def rounded(number: float) -> str:
+    """Format a number with two digits, or as a whole number from 10 on."""
+    return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
 
 
 def _sample(sources: Sequence[Source]) -> list[Source]:

@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
-from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts
+from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, rounded
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
@@ -111,10 +111,6 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         enough = f"enough to see the text {best.epochs:,.0f} times; more passes help little"
         why_seconds = f"of {duration_text(float(seconds))}: {enough}"
     return Plan(inputs, text, taken, why_seconds, choices, best)
-
-
-def _rounded(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
@@ -222,7 +218,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
         choices.append(Choice("data.document_boundary", text.boundary, why))
     why_short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    why_copies = f"training sees about {best.tokens:,.1f} million tokens, {_rounded(best.epochs)} times the text"
+    why_copies = f"training sees about {best.tokens:,.1f} million tokens, {rounded(best.epochs)} times the text"
     why_copies += "; copies have other pairs" if copies > 1 else ""
     pairs, why_pairs = _pairs(text)
     return [

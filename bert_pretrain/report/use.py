@@ -13,7 +13,7 @@ from bert_pretrain.report.curves import Metrics, value_of
 
 # Losses are converted to a vocabulary of VOCAB_SIZE tokens: a loss grows as size ** VOCAB_POWER (scripts/fit_law.py).
 VOCAB_SIZE, VOCAB_POWER = 8192, 0.075
-MASKED_SHARE = 0.3  # of the tokens in the measured runs
+MEASURED_MASKED_SHARE = 0.3  # of the tokens in the measured runs
 # By language: held-out loss in nats, and points of accuracy above word counts, the mean
 # over the tasks (RESULTS.md, "Worth in use"). The last point of English is one run on an H200 and one task, sentiment.
 MEASURED = {
@@ -37,7 +37,9 @@ class Use(NamedTuple):
         return text if self.is_measured else f"{text} (beyond the measured runs)"
 
 
-def expected_use(mlm_loss: float, vocab_size: int, language: str, masked_share: float = MASKED_SHARE) -> Use | None:
+def expected_use(
+    mlm_loss: float, vocab_size: int, language: str, masked_share: float = MEASURED_MASKED_SHARE
+) -> Use | None:
     """Return the expected use for a held-out loss in nats; None for a language that was not measured.
 
     Points are interpolated between the measured losses. Outside their range, the nearest measurement is used.
@@ -47,7 +49,7 @@ def expected_use(mlm_loss: float, vocab_size: int, language: str, masked_share: 
     loss = mlm_loss / (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
     losses, points = zip(*sorted(MEASURED[language]), strict=True)
     near = 0.15  # nats outside the measured losses within which the points are valid
-    is_measured = losses[0] - near <= loss <= losses[-1] + near and masked_share == MASKED_SHARE
+    is_measured = losses[0] - near <= loss <= losses[-1] + near and masked_share == MEASURED_MASKED_SHARE
     return Use(float(np.interp(loss, losses, points)), is_measured)
 
 
@@ -57,5 +59,5 @@ def use_of(record: Mapping[str, Any], metrics: Metrics) -> Use | None:
     if not losses or losses[-1] is None:  # null: it was not finite
         return None
     vocab_size, language = (value_of(record, f"data.statistics.{key}") for key in ("vocab_size", "language"))
-    masked_share = value_of(record, "data.statistics.masked_lm_prob") or MASKED_SHARE
+    masked_share = value_of(record, "data.statistics.masked_lm_prob") or MEASURED_MASKED_SHARE
     return expected_use(losses[-1], vocab_size, language, masked_share) if vocab_size and language else None

@@ -284,7 +284,7 @@ def _files_below(path: Path) -> list[str]:
     files.sort(key=lambda file: file.split(os.sep))
     by_target = {os.path.realpath(file): file for file in reversed(files)}
     if len(by_target) < len(files):
-        print(f"skipped: {len(files) - len(by_target)} links to other files of the folder")
+        print(f"skipped links to other files of the folder: {len(files) - len(by_target)}")
     return list(reversed(by_target.values()))
 
 

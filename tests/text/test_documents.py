@@ -141,7 +141,7 @@ def test_links_to_other_files_of_a_folder_are_skipped(tmp_path: Path, capsys: py
     write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     (tmp_path / "b.txt").symlink_to("a.txt")
     assert read_all(tmp_path)[0] == TEXTS
-    assert "skipped: 1 links" in capsys.readouterr().out
+    assert "files of the folder: 1" in capsys.readouterr().out
 
 
 def test_outputs_in_an_input_folder_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
