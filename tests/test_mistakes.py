@@ -215,6 +215,7 @@ MISTAKES = {  # a call, and the place that its message names
     "no such task": ("finetune translate bert --train rows.jsonl --output o", "TASK"),
     "rows for another architecture": ("finetune classify bert-gpt --train rows.jsonl --output o", "config.json"),
     "rows of unknown ending": ("finetune classify bert --train a.pdf --output o", "a.pdf"),
+    "rows given twice": ("finetune classify bert --train rows.jsonl --train a.csv --output o", "--train a.csv"),
     "no such format of rows": ("finetune classify bert --train rows.jsonl --output o --format xml", "--format"),
     "columns of records": ("finetune classify bert --train rows.jsonl --output o --columns text", "--train rows.jsonl"),
     "columns of words": ("finetune tag bert --train a.tsv --output o --columns tokens,tags", "--columns"),

@@ -20,10 +20,10 @@ _ANSWER = "Longest answer in tokens; default: the length that 99 % of the traini
 def finetune(
     task: Annotated[str, argument("TASK", "classify, tag or answer.")],
     model: cli.Model,
-    train: Annotated[str, option("Labeled rows: a file, or dataset:NAME.", "INPUT")],
+    train: Annotated[list[str], option("Labeled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
-    validation: Annotated[str | None, option("Rows to select the epoch; default: 10 % of --train.", "INPUT")] = None,
-    test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
+    validation: Annotated[list[str] | None, option("Rows to select the epoch; default: a tenth.", "INPUT")] = None,
+    test: Annotated[list[str] | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
     epochs: Annotated[int | None, option("Passes over the rows; default: by their number.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
@@ -57,6 +57,10 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
+    for flag, given in (("--train", train), ("--validation", validation or ()), ("--test", test or ())):
+        if len(given) > 1:  # otherwise only the last one would be used
+            remedy = "join the files, or save them as one dataset"
+            raise ConfigError(f"{flag} is given {len(given)} times", where=f"{flag} {given[1]}", remedy=remedy)
     names = tuple(tag_names.split(",")) if tag_names else ()
     values = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
     settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
@@ -67,9 +71,9 @@ def finetune(
     run_finetune(
         task,
         folder,
-        train=train,
-        validation=validation,
-        test=test,
+        train=train[0],
+        validation=validation[0] if validation else None,
+        test=test[0] if test else None,
         output=output_folder,
         settings=settings,
         device="cuda" if device == "gpu" else device,
