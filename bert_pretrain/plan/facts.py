@@ -111,9 +111,14 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
         language=config.language,
-        is_divisible=len(sources) > MAX_SAMPLED_SOURCES or all(source.has_documents_at_lines for source in chosen),
+        is_divisible=len(sources) > MAX_SAMPLED_SOURCES or all(map(_is_divisible, chosen)),
         vocab_reads_all=len(sources) <= MAX_SAMPLED_SOURCES and any(source.needs_decoding for source in chosen),
     )
+
+
+def _is_divisible(source: Source) -> bool:
+    parts = documents.cut(replace(source, fraction=1.0), documents.PART_BYTES)
+    return source.has_documents_at_lines or len(parts) > 1
 
 
 def rounded(number: float) -> str:

@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.config import DataConfig
@@ -21,6 +23,7 @@ from bert_pretrain.plan.facts import (
     shipped_facts,
 )
 from bert_pretrain.plan.timing import MIN_TIMED, extrapolated, measure_machine, speed_of
+from bert_pretrain.text import documents
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -49,6 +52,16 @@ def test_escapes_and_other_fields_of_records_are_not_counted(tmp_path: Path) -> 
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     facts = measure_text([str(tmp_path / "a.jsonl")], DataConfig())
     assert facts.num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_a_fraction_of_a_large_table_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"Number {number} begins. Number {number} ends." for number in range(9000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=1000)
+    (tmp_path / "b.csv").write_text("text\n" + "\n".join(texts))
+    for part_bytes, is_divisible in ((documents.PART_BYTES, False), (10_000, True)):
+        monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
+        assert measure_text([str(tmp_path / "a.parquet")], DataConfig()).is_divisible == is_divisible
+        assert not measure_text([str(tmp_path / "b.csv")], DataConfig()).is_divisible
 
 
 def test_a_large_archive_is_sampled_and_scaled(tmp_path: Path) -> None:
