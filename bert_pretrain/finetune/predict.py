@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import INPUT, LabelledInput
@@ -80,7 +80,7 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
             saved = {name: value for name, value in manifest["identity"]["settings"].items() if value is not None}
             settings = TypeAdapter(Settings).validate_python(saved)
         except (KeyError, TypeError, AttributeError, ValidationError) as error:
-            wrong = f": {error.errors()[0]['loc'][0]}" if isinstance(error, ValidationError) else ""
+            wrong = f": {first_problem(error)}" if isinstance(error, ValidationError) else ""
             what = f"the manifest has no valid settings of a fine-tuning{wrong}"
             remedy = "restore the file from a copy, or remove it to predict with the default settings"
             raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error

@@ -72,8 +72,9 @@ def finetune(
     identity = {"task": task, "refits": validation is None, **_identity(prepared_task, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
-        used: list[str | Path] = [model, *(each.location for each in inputs)]
-        if _is_complete(output, work, identity, used if overwrite else None):
+        if overwrite:
+            manifest.set_aside_once(output, KIND, identity, [model, *(each.location for each in inputs)])
+        if _is_complete(output, work, identity, overwrite=overwrite):
             print(f"up to date: {output}")
         else:
             for leftover in filter(Path.is_dir, files.temporaries_of(output)):  # of a run killed while writing
@@ -187,14 +188,8 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
     }
 
 
-def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite_for: list[str | Path] | None) -> bool:
-    """Return whether the same command has already written `output`. If not, claim the working folder.
-
-    `overwrite_for` are the inputs if the old output is to be moved aside.
-    """
-    overwrite = overwrite_for is not None
-    if overwrite_for is not None:
-        manifest.set_aside_once(output, KIND, identity, overwrite_for)
+def _is_complete(output: Path, work: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
+    """Return whether the same command has already written `output`. If not, claim the working folder."""
     if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
         if damage := files.damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"

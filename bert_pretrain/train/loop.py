@@ -261,12 +261,12 @@ class Clock:
         With several ranks, each call but the first returns the values sent by the previous call. They have already
         arrived, so no rank waits.
         """
-        longest = self._progress.longest_seconds
-        local = (signal_number, self.read(), sum(longest.values()))
+        seconds, longest = self.read(), self._progress.longest_seconds
+        reserve = sum(longest.values())
         if self._dist_context.size == 1:
-            return Boundary(*local)
-        local = (*local[:2], local[2] + longest.get("step", 0.0))  # the result is one step old
-        values = torch.tensor(local, dtype=torch.float64)
+            return Boundary(signal_number, seconds, reserve)
+        reserve += longest.get("step", 0.0)  # the result is one step old
+        values = torch.tensor((signal_number, seconds, reserve), dtype=torch.float64)
         now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
         work, agreed = self._sent or now
         work.wait()
