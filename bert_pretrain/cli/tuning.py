@@ -57,10 +57,6 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    for flag, given in (("--train", train), ("--validation", validation or ()), ("--test", test or ())):
-        if len(given) > 1:  # otherwise only the last one would be used
-            remedy = "join the files, or save them as one dataset"
-            raise ConfigError(f"{flag} is given {len(given)} times", where=f"{flag} {given[1]}", remedy=remedy)
     names = tuple(tag_names.split(",")) if tag_names else ()
     values = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
     settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
@@ -71,9 +67,9 @@ def finetune(
     run_finetune(
         task,
         folder,
-        train=train[0],
-        validation=validation[0] if validation else None,
-        test=test[0] if test else None,
+        train=_only("--train", train),
+        validation=_only("--validation", validation) if validation else None,
+        test=_only("--test", test) if test else None,
         output=output_folder,
         settings=settings,
         device="cuda" if device == "gpu" else device,
@@ -119,6 +115,14 @@ def predict(
         changes={**changes, "max_length": max_length},
         **_reader_options(file_format, columns, encoding),
     )
+
+
+def _only(flag: str, given: list[str]) -> str:
+    """Return the value of an option. Raise `ConfigError` if it is given twice; click would use the last value."""
+    if len(given) > 1:
+        remedy = "join the files, or save them as one dataset"
+        raise ConfigError(f"{flag} is given {len(given)} times", where=f"{flag} {given[1]}", remedy=remedy)
+    return given[0]
 
 
 def _rates(text: str) -> tuple[float, ...]:
