@@ -279,6 +279,8 @@ class TrainConfig(_Section):
     """Initial weights: as in BERT, with heads that attend to neighbors, or also from counts of neighboring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
+    softmax_candidates: Annotated[int, Field(ge=0), _ParseInteger] = 0
+    """Tokens of a sampled softmax, which speeds up small networks (Jean et al., 2015); 0: the whole vocabulary."""
     teacher: Annotated[str, Field(min_length=1)] | None = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"

@@ -27,6 +27,7 @@ from bert_pretrain.train.flops import known_card, training_flops
 SAMPLE_BYTES = 4 << 20
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
 MASKED_SHARE = 0.3  # share of the tokens that are predicted, in timed steps and in plans
+CPU_CANDIDATES = 2048  # tokens of the sampled softmax on a CPU, in timed steps and in plans
 SHIPPED = Path(__file__).with_name("machines")
 BYTES_PER_WEIGHT = 24  # in training: weights, gradients, moments and their casts
 
@@ -157,9 +158,9 @@ class Size(NamedTuple):
             attention_probs_dropout_prob=0.0,
         )
 
-    def flops_per_token(self, vocab_size: int, length: int) -> float:
-        """Return the floating-point operations per training token, forward and backward."""
-        return training_flops(self.model_config(length), vocab_size, 1.0, length, MASKED_SHARE)
+    def flops_per_token(self, num_outputs: int, length: int) -> float:
+        """Return the floating-point operations per training token, forward and backward, see `training_flops`."""
+        return training_flops(self.model_config(length), num_outputs, 1.0, length, MASKED_SHARE)
 
 
 # BERT-Tiny to BERT-Large, and one size between the smallest two of Turc et al. (2019).
@@ -216,8 +217,14 @@ class MachineFacts(_Facts):
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
         """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
-        flops = batch_tokens * size.flops_per_token(vocab_size, length)
+        num_outputs = candidates_on(self.device, vocab_size) or vocab_size
+        flops = batch_tokens * size.flops_per_token(num_outputs, length)
         return batch_tokens / self.speed(size).seconds(flops)
+
+
+def candidates_on(device: str, vocab_size: int) -> int:
+    """Return `train.softmax_candidates` for plans on a device, 0 for a softmax over the whole vocabulary."""
+    return CPU_CANDIDATES if device == "cpu" and vocab_size > CPU_CANDIDATES else 0
 
 
 def read_machine(name_or_file: str) -> MachineFacts:

@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
-from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, rounded
+from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, candidates_on, rounded
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
@@ -55,6 +55,7 @@ class Training:
 
     size: Size
     vocab_size: int
+    candidates: int  # of a sampled softmax; 0: none
     length: int  # tokens per example in the first phase
     batch_tokens: int
     tokens: float  # seen in training, in millions
@@ -173,6 +174,7 @@ def _best_training(
 def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts) -> Training:
     """Return the candidate for a network, with its best batch size. A training on few tokens gets short examples."""
     text_tokens, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
+    candidates = candidates_on(machine.device, vocab_size)
 
     def candidate(batch_tokens: int, length: int) -> Training:
         possible = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
@@ -181,7 +183,9 @@ def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction:
         forecast = law.forecast(size, vocab_size, tokens, epochs, is_chinese=text.is_chinese, batch_tokens=batch_tokens)
         has_long_phase = tokens > law.LONG_FROM_TOKENS and time_share * train_seconds > LONG_FROM_SECONDS
         positions = LONG_LENGTH if has_long_phase else length
-        return Training(size, vocab_size, length, batch_tokens, tokens, epochs, time_share, positions, forecast)
+        return Training(
+            size, vocab_size, candidates, length, batch_tokens, tokens, epochs, time_share, positions, forecast
+        )
 
     short = _best_batch([candidate(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
     if short.tokens <= law.SHORT_UP_TO_TOKENS:
@@ -246,7 +250,11 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 def _evaluated_tokens(best: Training) -> float:
     """Return the number of tokens of each evaluation but the last."""
-    forward_speed = 2.5  # relative to training, in tokens per second
+    trained, evaluated = (
+        best.size.flops_per_token(outputs, best.length)
+        for outputs in (best.candidates or best.vocab_size, best.vocab_size)
+    )
+    forward_speed = 2.5 * trained / evaluated  # relative to training, in tokens per second
     return EVALUATION_SHARE * 1e6 * best.tokens * forward_speed / EVALUATIONS
 
 
@@ -288,10 +296,12 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
     examples = min(10_000, max(MIN_HELD_OUT_EXAMPLES, int(_evaluated_tokens(best) / best.length)))
     save_every = max(20, min(every, int(steps * 600.0 / seconds)))  # in long trainings, about every ten minutes
     weight_decay = law.WEIGHT_DECAY if best.epochs <= law.REPEATED_FROM_EPOCHS else law.REPEATED_WEIGHT_DECAY
+    sampled = Choice("train.softmax_candidates", best.candidates, "more steps in the time")
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
         Choice("train.init", "cooccurrences", "starts from counts of neighboring tokens"),
+        *([sampled] if best.candidates else []),
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", 0.05, "of the time"),

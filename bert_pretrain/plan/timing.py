@@ -15,8 +15,18 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed, read_machine
+from bert_pretrain.plan.facts import (
+    BYTES_PER_WEIGHT,
+    MASKED_SHARE,
+    SIZES,
+    MachineFacts,
+    Size,
+    Speed,
+    candidates_on,
+    read_machine,
+)
 from bert_pretrain.train import hardware
+from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import Optimizers, make_optimizers, update
@@ -43,6 +53,7 @@ def measure_machine(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.compile(torch.neg)(torch.zeros(8, device=device))
+    num_outputs = candidates_on(device.type, vocab_size) or vocab_size
     begin, took = time.perf_counter(), 0.0
     speeds: list[Speed] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -50,7 +61,7 @@ def measure_machine(
             started = time.perf_counter()
             if speeds:
                 # On a CPU the time grows at most with the operations. On a GPU compilation takes most of it.
-                flops, previous = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
+                flops, previous = (one.flops_per_token(num_outputs, LENGTH) for one in (size, speeds[-1].size))
                 growth = 1.0 if device.type == "cuda" else max(1.0, flops / previous)
                 spent = started - begin
                 can_wait = len(speeds) < MIN_TIMED and spent < patience
@@ -119,11 +130,15 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     network, optimizers = _make_network(shape, config, vocab_size, attention, device, compiled=compiled)
     model, sums, keep = network.model, StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
     timed: list[tuple[float, float]] = []
+    candidates = candidates_on(device.type, vocab_size)
     for examples in BATCHES[device.type]:
         micro_batch_tokens = hardware.choose_micro_batch_tokens(
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
         )
         batch = _random_batch(vocab_size, examples, LENGTH, micro_batch_tokens).to(device)
+        if candidates:
+            sampler = CandidateSampler(np.full(vocab_size, 1 / vocab_size), candidates, seed=0)
+            batch = batch.with_candidates(sampler.draw(step=0))
         graphs = StepGraphs(model, optimizers) if compiled else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
@@ -132,7 +147,8 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
                 graphs=graphs,
             )  # fmt: skip
 
-        timed.append((examples * LENGTH * size.flops_per_token(vocab_size, LENGTH), _median_seconds(step, device)))
+        flops = examples * LENGTH * size.flops_per_token(candidates or vocab_size, LENGTH)
+        timed.append((flops, _median_seconds(step, device)))
         if _throughput(timed[-1]) < 1.1 * max(map(_throughput, timed[:-1]), default=0.0):
             break  # larger batches hardly raise the throughput
     update_time = _median_seconds(lambda: update(optimizers, 1e-4, keep), device) if len(timed) == 1 else None

@@ -27,26 +27,27 @@ PEAK_BF16_FLOPS = {
 UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
 
 
-def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> float:
-    """Return the floating-point operations of one training step."""
+def batch_flops(batch: GlobalBatch, model: ModelConfig, num_outputs: int) -> float:
+    """Return the floating-point operations of one training step, with logits of `num_outputs` tokens."""
     return training_flops(
-        model, vocab_size, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
+        model, num_outputs, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
     )
 
 
 def training_flops(
-    model: ModelConfig, vocab_size: int, tokens: float, squared_lengths: float, predictions: float, pairs: float = 0.0
+    model: ModelConfig, num_outputs: int, tokens: float, squared_lengths: float, predictions: float, pairs: float = 0.0
 ) -> float:
     """Return the floating-point operations of training on `tokens` tokens without padding.
 
-    `squared_lengths` is the sum of the squared lengths of the sequences; `pairs` counts next-sentence labels.
+    `squared_lengths` is the sum of the squared lengths of the sequences; `pairs` counts next-sentence labels. The MLM
+    head has `num_outputs` logits: one for each token of the vocabulary, or for each candidate of a sampled softmax.
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
     return float(
         6 * layers * layer_weights * tokens
         + 12 * layers * hidden * squared_lengths
-        + 6 * (hidden * hidden + hidden * vocab_size) * predictions
+        + 6 * (hidden * hidden + hidden * num_outputs) * predictions
         + 6 * (hidden * hidden + 2 * hidden) * pairs
     )
 

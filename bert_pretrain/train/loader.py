@@ -18,6 +18,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
 from bert_pretrain.train import packing
+from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
@@ -32,11 +33,13 @@ class TrainingData:
         self,
         data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int,
         first_step: int = 0, first_example: int = 0, rank: int = 0, num_ranks: int = 1, static_shapes: bool = False,
+        sampler: CandidateSampler | None = None,
     ) -> None:  # fmt: skip
         """Initialize the sequence. Step `first_step` starts at example `first_example`, counted over all epochs.
 
         Global batches and their masks do not depend on the number of ranks: each rank reads and masks all examples and
-        packs its share. `static_shapes` gives micro-batches nearly constant shapes.
+        packs its share. `static_shapes` gives micro-batches nearly constant shapes. With `sampler`, batches have the
+        candidates of a sampled softmax.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length
@@ -45,6 +48,7 @@ class TrainingData:
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self._examples = ShuffledExamples(data, seed)
+        self._sampler = sampler
 
     def halve_micro_batches(self) -> None:
         """Halve the micro-batch size. Raise `ConfigError` if it is already one example of maximum length."""
@@ -65,7 +69,8 @@ class TrainingData:
         if self._static_shapes:
             size, num_shares = self.global_batch_size, len(assigned) * self._num_ranks
             multiples = ShapeMultiples.for_equal_shares(size, num_shares, self._max_seq_length, self._mean_tokens)
-        return packing.global_batch_of(parts, assigned, multiples)
+        batch = packing.global_batch_of(parts, assigned, multiples)
+        return batch if self._sampler is None else batch.with_candidates(self._sampler.draw(step))
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
         """Yield the global batches of the steps in [first_step, last_step). If `last_step` is None, never end."""

@@ -4,7 +4,8 @@ The sums are later divided by the number of predictions in the global batch, not
 gradient does not depend on the division into micro-batches.
 
 The masked language modeling loss computes its gradient in the forward pass, one block of masked rows at a time. The
-full logits would be by far the largest tensor of a step, and are never in memory.
+full logits would be by far the largest tensor of a step, and are never in memory. In training it may use a sampled
+softmax, see `candidates.py`.
 """
 
 import functools
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.candidates import Candidates
 from bert_pretrain.train.packing import Batch
 
 # Maximum rows of logits in memory, and of fp32 logits without compilation. Few on CPU, to fit the cache.
@@ -57,7 +59,8 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
     features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
     features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
-    mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
+    labels, candidates = batch.masked_labels, batch.candidates
+    mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, labels, candidates, compiled=compiled)
     if batch.next_sentence_labels is None:
         return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
     nsp_logits = nsp_logits[: len(batch.next_sentence_labels)].float()
@@ -101,18 +104,47 @@ class _Cast(torch.autograd.Function):
 
 
 def masked_lm_loss(
-    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, *, compiled: bool = False
-) -> tuple[Tensor, Tensor]:
+    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, candidates: Candidates | None = None, *,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
     `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
-    Rows with the label `IGNORED` are skipped. With `compiled`, the softmax on CUDA is a kernel of `torch.compile`.
+    Rows with the label `IGNORED` are skipped. With `candidates`, both results are estimates of a sampled softmax. With
+    `compiled`, the softmax on CUDA is a kernel of `torch.compile`.
     """
+    if candidates is None:
+        return _decoder_loss(features, weight, bias, labels, None, compiled)
+    ids, log_probabilities = candidates
+    label_ids, num_candidates = labels.clamp(min=0), len(ids)
+    selected = torch.cat([ids, label_ids])
+    weights, biases = weight.index_select(0, selected), bias.index_select(0, selected)
+    label_logits = (features.float() * weights[num_candidates:]).sum(dim=1) + biases[num_candidates:]
+    # The labels' logits become the first column after those of the candidates. The second stands for no candidate.
+    column_of = torch.full_like(bias, num_candidates + 1, dtype=torch.int64)
+    column_of[ids] = torch.arange(num_candidates, device=bias.device)
+    own = LabelLogits(label_logits, column_of[label_ids])
+    targets = torch.where(labels < 0, labels, num_candidates)
+    candidate_bias = biases[:num_candidates] - log_probabilities
+    return _decoder_loss(features, weights[:num_candidates], candidate_bias, targets, own, compiled)
+
+
+class LabelLogits(NamedTuple):
+    """The labels of a sampled softmax."""
+
+    logits: Tensor  # (masked,) float32
+    columns: Tensor  # (masked,) int64: column of the label among the candidates, which its row excludes
+
+
+def _decoder_loss(
+    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, own: LabelLogits | None, compiled: bool
+) -> tuple[Tensor, Tensor]:
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    logits, columns = own or (None, None)
     with torch.autocast(device, enabled=False):
         apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
-        return apply(features, weight, bias, labels, dtype, torch.is_grad_enabled(), compiled)
+        return apply(features, weight, bias, logits, labels, columns, dtype, torch.is_grad_enabled(), compiled)
 
 
 class _DecoderLoss(torch.autograd.Function):
@@ -120,13 +152,14 @@ class _DecoderLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor,
-        dtype: torch.dtype, with_gradient: bool, compiled: bool,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, own_logits: Tensor | None,
+        labels: Tensor, own_columns: Tensor | None, dtype: torch.dtype, with_gradient: bool, compiled: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         num_rows, num_tokens = len(labels), len(bias)
         # Padding is zero, so it adds nothing to any product.
         rows = _padded(features, ROW_MULTIPLE, dtype)
-        decoder = _padded(weight, COLUMN_MULTIPLE, dtype)
+        num_extra = 0 if own_logits is None else 2  # the labels' column, and one for labels that are no candidates
+        decoder = _padded(weight, COLUMN_MULTIPLE, dtype, num_extra)
         # Padded columns get probability exp(-inf) = 0 and hence no gradient.
         bias_row = F.pad(bias.float(), (0, len(decoder) - num_tokens), value=-torch.inf)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
@@ -134,6 +167,7 @@ class _DecoderLoss(torch.autograd.Function):
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
+        d_own_logits = None if own_logits is None else torch.zeros_like(own_logits)
         # The softmax is faster if no label is `IGNORED`, as those of a batch's tail are. On CUDA, looking at the labels
         # would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
@@ -145,15 +179,17 @@ class _DecoderLoss(torch.autograd.Function):
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
             targets = labels[block]  # excludes padding rows
+            own = () if own_logits is None or own_columns is None else (own_logits[block], own_columns[block])
             if compiled and features.device.type == "cuda":
-                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor)]
+                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, *own)]
                 # Eight equal rows of ones, because a product with one row is slower.
                 d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
             else:
-                parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets))
+                parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets, *own))
+                settings = factor, d_bias if with_gradient else None, has_tail
                 results = [
-                    _softmax_in_place(part, bias_row, part_labels, factor, d_bias if with_gradient else None, has_tail)
-                    for part, part_labels in zip(*parts, strict=True)
+                    _softmax_in_place(part, bias_row, part_labels, *settings, *part_own)
+                    for part, part_labels, *part_own in zip(*parts, strict=True)
                 ]
             for part_loss, part_correct in results:
                 loss += part_loss
@@ -162,23 +198,26 @@ class _DecoderLoss(torch.autograd.Function):
                 d_features[block] = torch.mm(logits, decoder)
                 block_d_weight = _product_in_fp32(logits.t(), rows[block])
                 d_weight = block_d_weight if d_weight is None else d_weight.add_(block_d_weight)
+                if d_own_logits is not None:
+                    d_own_logits[block] = logits[: len(targets), num_tokens]
         if with_gradient:
             d_weight = weight.new_zeros(decoder.shape, dtype=torch.float32) if d_weight is None else d_weight
-            ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens])
+            ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens], d_own_logits)
             ctx.factor = factor
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0] / ctx.factor
-        d_features, d_weight, d_bias = ctx.saved_tensors
-        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), None, None, None, None
+        d_features, d_weight, d_bias, d_own_logits = ctx.saved_tensors
+        d_own_logits = None if d_own_logits is None else d_own_logits * scale
+        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), d_own_logits, *[None] * 5
 
 
-def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
-    """Cast a matrix to `dtype`, and append rows of zeros up to a multiple of `multiple` rows."""
-    missing = -len(matrix) % multiple
+def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype, least: int = 0) -> Tensor:
+    """Cast a matrix to `dtype`, and append rows of zeros, at least `least`, up to a multiple of `multiple` rows."""
+    missing = least + -(len(matrix) + least) % multiple
     if not missing:
         return matrix.to(dtype)
     padded = matrix.new_empty(len(matrix) + missing, matrix.shape[1], dtype=dtype)
@@ -200,13 +239,20 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     return compiled
 
 
-def _fused_softmax_in_place(logits: Tensor, bias: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def _fused_softmax_in_place(
+    logits: Tensor, bias: Tensor, labels: Tensor, factor: float,
+    own_logits: Tensor | None = None, own_columns: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Like `_softmax_in_place` without `d_bias`, in one kernel.
 
     The caller sums the 16-bit gradient over rows by a matrix product, which is faster than a sum in a kernel.
     """
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    is_target = columns == labels[:, None]  # nowhere if `IGNORED`
     fp32_logits = logits.float() + bias  # (rows, columns); the compiler does not store it
-    is_target = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]  # nowhere if `IGNORED`
+    if own_logits is not None and own_columns is not None:
+        fp32_logits = fp32_logits.masked_fill(columns == own_columns[:, None], -torch.inf)
+        fp32_logits = torch.where(is_target, own_logits[:, None], fp32_logits)
     is_real = labels >= 0
     largest = fp32_logits.amax(dim=1, keepdim=True)
     exponentials = (fp32_logits - largest).exp()
@@ -219,19 +265,23 @@ def _fused_softmax_in_place(logits: Tensor, bias: Tensor, labels: Tensor, factor
 
 
 def _softmax_in_place(
-    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None, has_tail: bool
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None, has_tail: bool,
+    own_logits: Tensor | None = None, own_columns: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
     `logits` is (rows, columns) without the bias; `bias` is (columns,) fp32 and -inf in padded columns; `labels` is
     (rows,) int64. The sum of these gradients over rows is added to `d_bias`, (columns,). If `d_bias` is None, there is
-    no gradient. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient.
+    no gradient. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient. The last two
+    arguments are those of `LabelLogits`.
     """
     targets = labels[:, None]
     is_real = targets >= 0
     if has_tail:
         targets = targets.clamp(min=0)
     fp32_logits = logits.float().add_(bias)  # (rows, columns)
+    if own_logits is not None and own_columns is not None:
+        fp32_logits.scatter_(1, own_columns[:, None], -torch.inf).scatter_(1, targets, own_logits[:, None])
     likeliest = _argmax(fp32_logits)
     target_logits, largest = fp32_logits.gather(1, targets), fp32_logits.gather(1, likeliest)
     correct = (likeliest == labels[:, None]).sum()

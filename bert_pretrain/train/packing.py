@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bert_pretrain.examples.examples import Examples, concatenate
 from bert_pretrain.text import ragged
+from bert_pretrain.train.candidates import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
 IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy`
@@ -40,11 +41,18 @@ class Batch:
     num_tokens: int  # without the tail, as the next two
     num_sequences: int
     num_predictions: int
+    candidate_ids: Tensor | None = None  # (candidates,) int64: tokens of a sampled softmax; None: the whole vocabulary
+    candidate_log_probabilities: Tensor | None = None  # (candidates,) float32, see `Candidates`
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """The encoder's inputs: `input_ids`, `token_type_ids`, `position_ids`, `cu_seqlens` and `max_seqlen`."""
         return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
+
+    @property
+    def candidates(self) -> Candidates | None:
+        ids, log_probabilities = self.candidate_ids, self.candidate_log_probabilities
+        return None if ids is None or log_probabilities is None else Candidates(ids, log_probabilities)
 
     def to(self, device: torch.device) -> "Batch":
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -78,6 +86,17 @@ class GlobalBatch:
 
     def pin_memory(self) -> "GlobalBatch":
         return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
+
+    def with_candidates(self, candidates: Candidates) -> "GlobalBatch":
+        ids, logs = candidates
+        changed = [replace(one, candidate_ids=ids, candidate_log_probabilities=logs) for one in self.micro_batches]
+        return replace(self, micro_batches=changed)
+
+    @property
+    def num_candidates(self) -> int | None:
+        """Number of candidates of the softmax; None if it is not sampled."""
+        ids = self.micro_batches[0].candidate_ids
+        return None if ids is None else len(ids)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_mo
 from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
+from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
 from bert_pretrain.train.initial_weights import (
@@ -254,11 +255,14 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
-    train, progress = run.config.train, state.progress
+    train, progress, sampler = run.config.train, state.progress, None
+    if 0 < train.softmax_candidates < run.tokenizer.vocab_size:
+        frequencies = unigram_bias(run.data, run.tokenizer).exp().numpy()
+        sampler = CandidateSampler(frequencies, train.softmax_candidates, train.seed)
     return TrainingData(
         run.data, seed=train.seed, global_batch_size=train.global_batch_size, micro_batch_tokens=run.micro_batch_tokens,
         first_step=progress.step, first_example=progress.examples - progress.examples_before,
-        rank=run.dist_context.rank, num_ranks=run.dist_context.size, static_shapes=run.compiled,
+        rank=run.dist_context.rank, num_ranks=run.dist_context.size, static_shapes=run.compiled, sampler=sampler,
     )  # fmt: skip
 
 

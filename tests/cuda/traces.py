@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import cuda_graph, loss
+from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS
@@ -167,17 +168,21 @@ class TracedGraphs(StepGraphs):
 def captured_steps() -> list[dict[str, Any]]:
     """Trace the capture of a step for each optimizer, one of them compiled.
 
-    Two batches of the same shape differ in their tokens, predictions and lengths. The captures must be equal.
+    Two batches of the same shape differ in their tokens, predictions and lengths. The captures must be equal. The last
+    pair of batches has candidates of a sampled softmax.
     """
     multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
     batches = [
         global_batch_of([(make_examples(rows, rows), np.arange(rows))], [np.arange(rows)], multiples)
         for rows in (23, 24)
     ]
+    sampler = CandidateSampler(np.full(VOCAB_SIZE, 1 / VOCAB_SIZE), 40, seed=0)
+    sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
     return [
         _captured(Combination("adamw", "fp16", "varlen", False, 0.1, True), batches, aot_eager),
         _captured(Combination("lamb", "bf16", "varlen", False, 0.1, False), batches, None),
         _captured(Combination("muon", "bf16", "triton", False, 0.0, True), batches, None),
+        _captured(Combination("muon", "bf16", "varlen", False, 0.0, True), sampled, aot_eager),
     ]
 
 

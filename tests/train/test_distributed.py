@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch import Tensor
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, init_distributed, parallelize, shut_down
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.loss import PretrainingLoss
@@ -173,6 +175,7 @@ def test_compiled_layers_on_two_ranks_match_eager_ones_on_one(fit: Fit, data_fol
 
 
 CASES = {"adamw": torch.float32, "lamb": torch.float32, "muon": torch.float32, "adamw in bf16": torch.bfloat16}
+CASES["adamw with candidates"] = torch.float32
 
 
 def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
@@ -192,6 +195,8 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     results: dict[str, Tensor] = {}
     for step in range(3):
         batch = cut(make_examples(30, step), 200, dist_context.rank, dist_context.size)
+        if case.endswith("candidates"):
+            batch = batch.with_candidates(CandidateSampler(np.full(153, 1 / 153), 60, seed=1).draw(step))
         with torch.compiler.set_stance("force_eager"):
             train_step(
                 state.network, state.optimizers, batch, state.sums, seed=1, step=step, learning_rate=5e-3,

@@ -59,6 +59,14 @@ def test_fused_softmax_equals_the_plain_one() -> None:
     torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, labels, 2.0), expected)
     torch.testing.assert_close(fused, plain)
     torch.testing.assert_close(fused.sum(dim=0), d_bias)
+    # The labels of a sampled softmax are column 90. Some are also candidates, which their rows exclude.
+    targets, own = torch.where(labels < 0, labels, 90), (torch.randn(37, generator=generator), labels.clamp(min=0))
+    plain, fused = logits.clone(), logits.clone()
+    expected = loss._softmax_in_place(plain, bias, targets, 2.0, d_bias, True, *own)
+    torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, targets, 2.0, *own), expected)
+    torch.testing.assert_close(fused, plain)
+    assert (plain[torch.arange(32), labels[:32]] == 0).all()
+    assert (plain[:32, 90] < 0).all()
 
 
 def test_many_rows_with_one_label_do_not_overflow_fp16() -> None:

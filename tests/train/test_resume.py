@@ -149,7 +149,11 @@ def test_finished_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("masking", "settings"),
-    [("static", {"optimizer": "lamb"}), ("dynamic", {"optimizer": "muon"}), ("static", {"bias_correction": False})],
+    [
+        ("static", {"optimizer": "lamb"}),
+        ("dynamic", {"optimizer": "muon", "softmax_candidates": 40}),
+        ("static", {"bias_correction": False}),
+    ],
     ids=str,
 )
 def test_resume_is_bit_equal_for_every_optimizer(

@@ -1,0 +1,54 @@
+"""Draw the candidates of a sampled softmax (Jean et al., 2015, section 3.1).
+
+In a small network, the logits of the whole vocabulary take most of a step. A sampled softmax computes those of the
+label and of some candidates, and divides the exponential of each candidate by the probability that it is a candidate.
+The expected value of the sum of these exponentials is the sum over the vocabulary.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_pretrain import rng
+
+
+class Candidates(NamedTuple):
+    """The candidates of one step. All its micro-batches, on all ranks, have the same ones."""
+
+    token_ids: Tensor  # (candidates,) int64, ascending
+    log_probabilities: Tensor  # (candidates,) float32: log of the probability that the token is a candidate
+
+
+class CandidateSampler:
+    """Draws candidates as a function of (seed, step). Frequent tokens are candidates in every step."""
+
+    def __init__(self, frequencies: np.ndarray, number: int, seed: int) -> None:
+        """Initialize from the frequencies of all tokens, (vocabulary,), positive. `number` is less than their count."""
+        self._number, self._seed = number, seed
+        probabilities = inclusion_probabilities(frequencies, number)
+        self._bounds = np.cumsum(probabilities)
+        self._log_probabilities = np.log(probabilities).astype(np.float32)
+
+    def draw(self, step: int) -> Candidates:
+        """Return the candidates of a step.
+
+        Systematic sampling: the intervals of tokens, as long as their probabilities, are laid end to end. Each interval
+        that contains one of `number` points at distances of 1 gives a candidate.
+        """
+        first = rng.stream(self._seed, "candidates", step=step).uniform(1e-6, 1 - 1e-6)  # more than rounding errors
+        token_ids = np.searchsorted(self._bounds, first + np.arange(self._number))
+        return Candidates(torch.from_numpy(token_ids), torch.from_numpy(self._log_probabilities[token_ids]))
+
+
+def inclusion_probabilities(frequencies: np.ndarray, number: int) -> np.ndarray:
+    """Return probabilities with the sum `number`: 1 for the most frequent tokens, proportional to frequency below."""
+    order = np.argsort(-frequencies, kind="stable")
+    descending = frequencies[order].astype(np.float64)
+    remaining = np.cumsum(descending[::-1])[::-1]  # the sum of each frequency and all smaller ones
+    # The first token whose share of the remaining probability is at most 1; then so are those of all later tokens.
+    num_certain = int(np.argmax((number - np.arange(len(order))) * descending <= remaining))
+    probabilities = np.ones(len(order))
+    probabilities[order[num_certain:]] = (number - num_certain) / remaining[num_certain] * descending[num_certain:]
+    return probabilities
