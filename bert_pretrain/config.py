@@ -280,7 +280,7 @@ class TrainConfig(_Section):
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     softmax_candidates: Annotated[int, Field(ge=0), _ParseInteger] = 0
-    """Tokens of a sampled softmax, which speeds up small networks (Jean et al., 2015); 0: the whole vocabulary."""
+    """Tokens of a sampled softmax, for faster small networks (Jean et al., 2015); 0, or all tokens: no sampling."""
     teacher: Annotated[str, Field(min_length=1)] | None = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"

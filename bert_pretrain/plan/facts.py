@@ -217,14 +217,13 @@ class MachineFacts(_Facts):
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
         """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
-        num_outputs = candidates_on(self.device, vocab_size) or vocab_size
-        flops = batch_tokens * size.flops_per_token(num_outputs, length)
+        flops = batch_tokens * size.flops_per_token(num_outputs(self.device, vocab_size), length)
         return batch_tokens / self.speed(size).seconds(flops)
 
 
-def candidates_on(device: str, vocab_size: int) -> int:
-    """Return `train.softmax_candidates` for plans on a device, 0 for a softmax over the whole vocabulary."""
-    return CPU_CANDIDATES if device == "cpu" and vocab_size > CPU_CANDIDATES else 0
+def num_outputs(device: str, vocab_size: int) -> int:
+    """Return the number of logits per masked token in plans: with a sampled softmax those of its candidates."""
+    return min(CPU_CANDIDATES, vocab_size) if device == "cpu" else vocab_size
 
 
 def read_machine(name_or_file: str) -> MachineFacts:

@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
-from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, candidates_on, rounded
+from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, num_outputs, rounded
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
@@ -24,7 +24,8 @@ DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 12.0
 MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
 # Text to read: 2 x the expected training tokens, at least 10 MB and 100 documents.
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
-EVALUATIONS, EVALUATION_SHARE = 8, 0.02  # number of evaluations, and their share of the time
+# Number of evaluations (the minimum is for trainings that can afford few examples), and their share of the time.
+EVALUATIONS, MIN_EVALUATIONS, EVALUATION_SHARE = 8, 4, 0.02
 # Minimum for a stable next-sentence accuracy: pairs of one document are correlated. Further held-out examples are only
 # used in the last evaluation, which takes at most as long as the others together.
 MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 20
@@ -55,7 +56,7 @@ class Training:
 
     size: Size
     vocab_size: int
-    candidates: int  # of a sampled softmax; 0: none
+    num_outputs: int  # logits per masked token in training; less than `vocab_size` with a sampled softmax
     length: int  # tokens per example in the first phase
     batch_tokens: int
     tokens: float  # seen in training, in millions
@@ -174,7 +175,7 @@ def _best_training(
 def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts) -> Training:
     """Return the candidate for a network, with its best batch size. A training on few tokens gets short examples."""
     text_tokens, vocab_size = 1e-6 * fraction * text.tokens, vocab_size_for(text, fraction)
-    candidates = candidates_on(machine.device, vocab_size)
+    outputs = num_outputs(machine.device, vocab_size)
 
     def candidate(batch_tokens: int, length: int) -> Training:
         possible = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
@@ -184,7 +185,7 @@ def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction:
         has_long_phase = tokens > law.LONG_FROM_TOKENS and time_share * train_seconds > LONG_FROM_SECONDS
         positions = LONG_LENGTH if has_long_phase else length
         return Training(
-            size, vocab_size, candidates, length, batch_tokens, tokens, epochs, time_share, positions, forecast
+            size, vocab_size, outputs, length, batch_tokens, tokens, epochs, time_share, positions, forecast
         )
 
     short = _best_batch([candidate(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
@@ -245,17 +246,20 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
     enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
     held_out = max(min(affordable, 0.01 * text.tokens), enough, MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / text.tokens, (needed + 0.5) / text.documents))
-    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 4 % of the time")
+    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 5 % of the time")
 
 
 def _evaluated_tokens(best: Training) -> float:
     """Return the number of tokens of each evaluation but the last."""
-    trained, evaluated = (
-        best.size.flops_per_token(outputs, best.length)
-        for outputs in (best.candidates or best.vocab_size, best.vocab_size)
-    )
+    trained = best.size.flops_per_token(best.num_outputs, best.length)
+    evaluated = best.size.flops_per_token(best.vocab_size, best.length)
     forward_speed = 2.5 * trained / evaluated  # relative to training, in tokens per second
     return EVALUATION_SHARE * 1e6 * best.tokens * forward_speed / EVALUATIONS
+
+
+def _num_evaluations(best: Training) -> int:
+    affordable = EVALUATIONS * _evaluated_tokens(best) / (MIN_HELD_OUT_EXAMPLES * best.length)
+    return min(EVALUATIONS, max(MIN_EVALUATIONS, int(affordable)))
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
@@ -292,23 +296,24 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
 def _train_choices(best: Training, seconds: float) -> list[Choice]:
     batch = best.batch_tokens // best.length
     steps = max(1.0, best.steps / 0.97)  # the mean length of an example is 97 % of the maximum
-    every = max(20, int(steps / EVALUATIONS))
+    evaluations = _num_evaluations(best)
+    every = max(20, int(steps / evaluations))
     examples = min(10_000, max(MIN_HELD_OUT_EXAMPLES, int(_evaluated_tokens(best) / best.length)))
     save_every = max(20, min(every, int(steps * 600.0 / seconds)))  # in long trainings, about every ten minutes
     weight_decay = law.WEIGHT_DECAY if best.epochs <= law.REPEATED_FROM_EPOCHS else law.REPEATED_WEIGHT_DECAY
-    sampled = Choice("train.softmax_candidates", best.candidates, "more steps in the time")
+    sampled = Choice("train.softmax_candidates", best.num_outputs, "more steps in the time")
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
         Choice("train.init", "cooccurrences", "starts from counts of neighboring tokens"),
-        *([sampled] if best.candidates else []),
+        *([sampled] if best.num_outputs < best.vocab_size else []),
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", 0.05, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
         Choice("train.weight_decay", weight_decay, "keeps the weights at a scale for fine-tuning"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
-        Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
+        Choice("train.eval_every", every, f"about {evaluations} evaluations"),
         Choice("train.eval_examples", examples, "the last evaluation uses all"),
         Choice("train.save_every", save_every, "a kill loses the steps since the last one"),
     ]

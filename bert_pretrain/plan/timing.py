@@ -22,7 +22,7 @@ from bert_pretrain.plan.facts import (
     MachineFacts,
     Size,
     Speed,
-    candidates_on,
+    num_outputs,
     read_machine,
 )
 from bert_pretrain.train import hardware
@@ -53,7 +53,7 @@ def measure_machine(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.compile(torch.neg)(torch.zeros(8, device=device))
-    num_outputs = candidates_on(device.type, vocab_size) or vocab_size
+    outputs = num_outputs(device.type, vocab_size)
     begin, took = time.perf_counter(), 0.0
     speeds: list[Speed] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -61,7 +61,7 @@ def measure_machine(
             started = time.perf_counter()
             if speeds:
                 # On a CPU the time grows at most with the operations. On a GPU compilation takes most of it.
-                flops, previous = (one.flops_per_token(num_outputs, LENGTH) for one in (size, speeds[-1].size))
+                flops, previous = (one.flops_per_token(outputs, LENGTH) for one in (size, speeds[-1].size))
                 growth = 1.0 if device.type == "cuda" else max(1.0, flops / previous)
                 spent = started - begin
                 can_wait = len(speeds) < MIN_TIMED and spent < patience
@@ -130,15 +130,12 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     network, optimizers = _make_network(shape, config, vocab_size, attention, device, compiled=compiled)
     model, sums, keep = network.model, StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
     timed: list[tuple[float, float]] = []
-    candidates = candidates_on(device.type, vocab_size)
+    outputs = num_outputs(device.type, vocab_size)
     for examples in BATCHES[device.type]:
         micro_batch_tokens = hardware.choose_micro_batch_tokens(
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
         )
-        batch = _random_batch(vocab_size, examples, LENGTH, micro_batch_tokens).to(device)
-        if candidates:
-            sampler = CandidateSampler(np.full(vocab_size, 1 / vocab_size), candidates, seed=0)
-            batch = batch.with_candidates(sampler.draw(step=0))
+        batch = _random_batch(vocab_size, outputs, examples, LENGTH, micro_batch_tokens).to(device)
         graphs = StepGraphs(model, optimizers) if compiled else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
@@ -147,7 +144,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
                 graphs=graphs,
             )  # fmt: skip
 
-        flops = examples * LENGTH * size.flops_per_token(candidates or vocab_size, LENGTH)
+        flops = examples * LENGTH * size.flops_per_token(outputs, LENGTH)
         timed.append((flops, _median_seconds(step, device)))
         if _throughput(timed[-1]) < 1.1 * max(map(_throughput, timed[:-1]), default=0.0):
             break  # larger batches hardly raise the throughput
@@ -213,7 +210,7 @@ def _compile_step(config: Config, attention: str, device: torch.device, dtype: t
     yield
     tokens = hardware.choose_micro_batch_tokens(train, network.model, length, device, dtype)
     examples = max(1, min(train.global_batch_size, tokens // length))
-    batch = _random_batch(vocab_size, examples, length, tokens).to(device)
+    batch = _random_batch(vocab_size, train.softmax_candidates or vocab_size, examples, length, tokens).to(device)
     train_step(
         network, optimizers, batch, StepSums.zeros(device), seed=0, step=0, learning_rate=0.0, max_grad_norm=1.0,
         dtype=dtype,
@@ -258,8 +255,11 @@ def _median_seconds(call: Callable[[], None], device: torch.device) -> float:
     return sorted(times[1:])[TIMED_STEPS // 2]
 
 
-def _random_batch(vocab_size: int, examples: int, length: int, micro_batch_tokens: int) -> GlobalBatch:
-    """Return a batch of examples of `length` random tokens, with random pairs and masks."""
+def _random_batch(vocab_size: int, outputs: int, examples: int, length: int, micro_batch_tokens: int) -> GlobalBatch:
+    """Return a batch of examples of `length` random tokens, with random pairs and masks.
+
+    If `outputs` is less than `vocab_size`, the batch has this number of candidates of a sampled softmax.
+    """
     rng = np.random.default_rng(0)
     num_masked = round(MASKED_SHARE * length)
     offsets = np.arange(examples + 1, dtype=np.int64) * length
@@ -276,4 +276,7 @@ def _random_batch(vocab_size: int, examples: int, length: int, micro_batch_token
         rng.integers(0, 2, examples).astype(np.uint8),
     )
     assigned = assign_by_length(drawn.lengths, max(length, micro_batch_tokens), rank=0, num_ranks=1)
-    return global_batch_of([(drawn, np.arange(examples))], assigned)
+    batch = global_batch_of([(drawn, np.arange(examples))], assigned)
+    if outputs >= vocab_size:
+        return batch
+    return batch.with_candidates(CandidateSampler(np.ones(vocab_size), outputs, seed=0).draw(step=0))

@@ -115,36 +115,35 @@ def masked_lm_loss(
     """
     if candidates is None:
         return _decoder_loss(features, weight, bias, labels, None, compiled)
-    ids, log_probabilities = candidates
-    label_ids, num_candidates = labels.clamp(min=0), len(ids)
-    selected = torch.cat([ids, label_ids])
-    weights, biases = weight.index_select(0, selected), bias.index_select(0, selected)
-    label_logits = (features.float() * weights[num_candidates:]).sum(dim=1) + biases[num_candidates:]
-    # The labels' logits become the first column after those of the candidates. The second stands for no candidate.
-    column_of = torch.full_like(bias, num_candidates + 1, dtype=torch.int64)
-    column_of[ids] = torch.arange(num_candidates, device=bias.device)
+    token_ids, log_probabilities = candidates
+    number, label_ids = len(token_ids), labels.clamp(min=0)
+    selected = torch.cat([token_ids, label_ids])
+    rows, biases = weight.index_select(0, selected), bias.index_select(0, selected)
+    label_logits = (features.float() * rows[number:]).sum(dim=1) + biases[number:]
+    column_of = torch.full_like(bias, number, dtype=torch.int64)  # (vocabulary,)
+    column_of[token_ids] = torch.arange(number, device=bias.device)
     own = LabelLogits(label_logits, column_of[label_ids])
-    targets = torch.where(labels < 0, labels, num_candidates)
-    candidate_bias = biases[:num_candidates] - log_probabilities
-    return _decoder_loss(features, weights[:num_candidates], candidate_bias, targets, own, compiled)
+    targets = torch.where(labels < 0, labels, number)
+    return _decoder_loss(features, rows[:number], biases[:number] - log_probabilities, targets, own, compiled)
 
 
 class LabelLogits(NamedTuple):
-    """The labels of a sampled softmax."""
+    """Logits of the labels of a sampled softmax. They form a column after the columns of the candidates."""
 
     logits: Tensor  # (masked,) float32
-    columns: Tensor  # (masked,) int64: column of the label among the candidates, which its row excludes
+    excluded: Tensor  # (masked,) int64: column of the label as a candidate; its own column if it is not a candidate
 
 
 def _decoder_loss(
     features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, own: LabelLogits | None, compiled: bool
 ) -> tuple[Tensor, Tensor]:
+    """Return the loss and the number of correct predictions. With `own`, labels are the index of its column."""
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    logits, columns = own or (None, None)
+    logits, excluded = own or (None, None)
     with torch.autocast(device, enabled=False):
         apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
-        return apply(features, weight, bias, logits, labels, columns, dtype, torch.is_grad_enabled(), compiled)
+        return apply(features, weight, bias, logits, labels, excluded, dtype, torch.is_grad_enabled(), compiled)
 
 
 class _DecoderLoss(torch.autograd.Function):
@@ -152,14 +151,13 @@ class _DecoderLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, own_logits: Tensor | None,
-        labels: Tensor, own_columns: Tensor | None, dtype: torch.dtype, with_gradient: bool, compiled: bool,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, label_logits: Tensor | None,
+        labels: Tensor, excluded: Tensor | None, dtype: torch.dtype, with_gradient: bool, compiled: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         num_rows, num_tokens = len(labels), len(bias)
         # Padding is zero, so it adds nothing to any product.
         rows = _padded(features, ROW_MULTIPLE, dtype)
-        num_extra = 0 if own_logits is None else 2  # the labels' column, and one for labels that are no candidates
-        decoder = _padded(weight, COLUMN_MULTIPLE, dtype, num_extra)
+        decoder = _padded(weight, COLUMN_MULTIPLE, dtype, extra_rows=0 if label_logits is None else 1)
         # Padded columns get probability exp(-inf) = 0 and hence no gradient.
         bias_row = F.pad(bias.float(), (0, len(decoder) - num_tokens), value=-torch.inf)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
@@ -167,7 +165,7 @@ class _DecoderLoss(torch.autograd.Function):
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
-        d_own_logits = None if own_logits is None else torch.zeros_like(own_logits)
+        d_label_logits = None if label_logits is None else torch.zeros_like(label_logits)
         # The softmax is faster if no label is `IGNORED`, as those of a batch's tail are. On CUDA, looking at the labels
         # would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
@@ -179,7 +177,7 @@ class _DecoderLoss(torch.autograd.Function):
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
             targets = labels[block]  # excludes padding rows
-            own = () if own_logits is None or own_columns is None else (own_logits[block], own_columns[block])
+            own = () if label_logits is None or excluded is None else (label_logits[block], excluded[block])
             if compiled and features.device.type == "cuda":
                 results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, *own)]
                 # Eight equal rows of ones, because a product with one row is slower.
@@ -198,11 +196,11 @@ class _DecoderLoss(torch.autograd.Function):
                 d_features[block] = torch.mm(logits, decoder)
                 block_d_weight = _product_in_fp32(logits.t(), rows[block])
                 d_weight = block_d_weight if d_weight is None else d_weight.add_(block_d_weight)
-                if d_own_logits is not None:
-                    d_own_logits[block] = logits[: len(targets), num_tokens]
+                if d_label_logits is not None:
+                    d_label_logits[block] = logits[: len(targets), num_tokens]
         if with_gradient:
             d_weight = weight.new_zeros(decoder.shape, dtype=torch.float32) if d_weight is None else d_weight
-            ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens], d_own_logits)
+            ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens], d_label_logits)
             ctx.factor = factor
         ctx.mark_non_differentiable(correct)
         return loss, correct
@@ -210,14 +208,14 @@ class _DecoderLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0] / ctx.factor
-        d_features, d_weight, d_bias, d_own_logits = ctx.saved_tensors
-        d_own_logits = None if d_own_logits is None else d_own_logits * scale
-        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), d_own_logits, *[None] * 5
+        d_features, d_weight, d_bias, d_label_logits = ctx.saved_tensors
+        d_label_logits = None if d_label_logits is None else d_label_logits * scale
+        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), d_label_logits, *[None] * 5
 
 
-def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype, least: int = 0) -> Tensor:
-    """Cast a matrix to `dtype`, and append rows of zeros, at least `least`, up to a multiple of `multiple` rows."""
-    missing = least + -(len(matrix) + least) % multiple
+def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype, extra_rows: int = 0) -> Tensor:
+    """Cast a matrix to `dtype`, and append `extra_rows` rows of zeros and more up to a multiple of `multiple` rows."""
+    missing = extra_rows + -(len(matrix) + extra_rows) % multiple
     if not missing:
         return matrix.to(dtype)
     padded = matrix.new_empty(len(matrix) + missing, matrix.shape[1], dtype=dtype)
@@ -231,17 +229,17 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     """Return `_fused_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
     softmax = torch.compile(_fused_softmax_in_place, backend=backend, fullgraph=True)
 
-    def compiled(logits: Tensor, bias: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        for tensor in (logits, labels):
+    def compiled(logits: Tensor, bias: Tensor, labels: Tensor, factor: float, *own: Tensor) -> tuple[Tensor, Tensor]:
+        for tensor in (logits, labels, *own):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return softmax(logits, bias, labels, *rest)
+        return softmax(logits, bias, labels, factor, *own)
 
     return compiled
 
 
 def _fused_softmax_in_place(
     logits: Tensor, bias: Tensor, labels: Tensor, factor: float,
-    own_logits: Tensor | None = None, own_columns: Tensor | None = None,
+    label_logits: Tensor | None = None, excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Like `_softmax_in_place` without `d_bias`, in one kernel.
 
@@ -250,9 +248,9 @@ def _fused_softmax_in_place(
     columns = torch.arange(logits.shape[1], device=logits.device)
     is_target = columns == labels[:, None]  # nowhere if `IGNORED`
     fp32_logits = logits.float() + bias  # (rows, columns); the compiler does not store it
-    if own_logits is not None and own_columns is not None:
-        fp32_logits = fp32_logits.masked_fill(columns == own_columns[:, None], -torch.inf)
-        fp32_logits = torch.where(is_target, own_logits[:, None], fp32_logits)
+    if label_logits is not None and excluded is not None:
+        fp32_logits = fp32_logits.masked_fill(columns == excluded[:, None], -torch.inf)
+        fp32_logits = torch.where(is_target, label_logits[:, None], fp32_logits)
     is_real = labels >= 0
     largest = fp32_logits.amax(dim=1, keepdim=True)
     exponentials = (fp32_logits - largest).exp()
@@ -260,13 +258,14 @@ def _fused_softmax_in_place(
     target_logits = fp32_logits.masked_fill(~is_target, 0.0).sum(dim=1)
     loss = ((largest + sums.log())[:, 0] - target_logits).masked_fill(~is_real, 0.0).sum()
     correct = (fp32_logits.argmax(dim=1) == labels).sum()
-    logits.copy_((exponentials / sums - is_target.float()) * (is_real * factor)[:, None])
+    gradient = (exponentials / sums - is_target.float()) * factor
+    logits.copy_(gradient.masked_fill(~is_real[:, None], 0.0))
     return loss, correct
 
 
 def _softmax_in_place(
     logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None, has_tail: bool,
-    own_logits: Tensor | None = None, own_columns: Tensor | None = None,
+    label_logits: Tensor | None = None, excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
@@ -280,8 +279,8 @@ def _softmax_in_place(
     if has_tail:
         targets = targets.clamp(min=0)
     fp32_logits = logits.float().add_(bias)  # (rows, columns)
-    if own_logits is not None and own_columns is not None:
-        fp32_logits.scatter_(1, own_columns[:, None], -torch.inf).scatter_(1, targets, own_logits[:, None])
+    if label_logits is not None and excluded is not None:
+        fp32_logits.scatter_(1, excluded[:, None], -torch.inf).scatter_(1, targets, label_logits[:, None])
     likeliest = _argmax(fp32_logits)
     target_logits, largest = fp32_logits.gather(1, targets), fp32_logits.gather(1, likeliest)
     correct = (likeliest == labels[:, None]).sum()

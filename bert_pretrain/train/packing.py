@@ -41,8 +41,9 @@ class Batch:
     num_tokens: int  # without the tail, as the next two
     num_sequences: int
     num_predictions: int
-    candidate_ids: Tensor | None = None  # (candidates,) int64: tokens of a sampled softmax; None: the whole vocabulary
-    candidate_log_probabilities: Tensor | None = None  # (candidates,) float32, see `Candidates`
+    # The two fields of `Candidates` of a sampled softmax; None: a softmax over the whole vocabulary.
+    candidate_ids: Tensor | None = None  # (candidates,) int64
+    candidate_log_probabilities: Tensor | None = None  # (candidates,) float32
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
@@ -92,11 +93,10 @@ class GlobalBatch:
         changed = [replace(one, candidate_ids=ids, candidate_log_probabilities=logs) for one in self.micro_batches]
         return replace(self, micro_batches=changed)
 
-    @property
-    def num_candidates(self) -> int | None:
-        """Number of candidates of the softmax; None if it is not sampled."""
-        ids = self.micro_batches[0].candidate_ids
-        return None if ids is None else len(ids)
+    def num_outputs(self, vocab_size: int) -> int:
+        """Return the number of logits per masked token: those of the vocabulary, or of the candidates."""
+        candidate_ids = self.micro_batches[0].candidate_ids
+        return vocab_size if candidate_ids is None else len(candidate_ids)
 
 
 @dataclass(frozen=True)

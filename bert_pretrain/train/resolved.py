@@ -73,6 +73,10 @@ class ResolvedRun:
         """Return the description of this training for `config.json`, after `tokens` tokens."""
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
+    @property
+    def samples_softmax(self) -> bool:
+        return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
+
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
         """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 % of it."""
         seconds = self.length.seconds
@@ -176,6 +180,7 @@ def describe(run: ResolvedRun) -> str:
         f"precision  {run.precision.name} ({run.precision.reason})",
         f"attention  {run.attention} ({run.attention_reason})",
         f"compiled   {'yes' if run.compiled else 'no'} ({run.compiled_reason})",
+        *([f"softmax    {config.train.softmax_candidates:,} candidates"] if run.samples_softmax else []),
         f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
         f"length     {_describe_length(run)}",
         f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "

@@ -77,7 +77,7 @@ class TrainState:
         """Count the time of a step for the rates of the interval."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens
-        num_outputs = batch.num_candidates or self.model.vocab_size
+        num_outputs = batch.num_outputs(self.model.vocab_size)
         self.interval.timed_flops += batch_flops(batch, self.model.config, num_outputs)
         self.interval.timed_seconds += seconds
         self.interval.waited_seconds += waited_seconds
