@@ -23,7 +23,7 @@ from bert_pretrain.train.schedule import duration
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
-# Share of the time until which the timing of the first `MIN_TIMED` networks may begin, even beyond `CALIBRATION_SHARE`.
+# The first `MIN_TIMED` networks are timed even beyond CALIBRATION_SHARE, if each begins within this share of the time.
 PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}
 Ranges = TypeAdapter(dict[str, tuple[float, float]])  # `forecast.json`: ranges of held-out metrics by name
 
@@ -63,7 +63,7 @@ def planned_config(
                     remedy="name the same inputs, another --output, or add --overwrite",
                 )
             ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
-            print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before{ignored}")
+            print(path.read_text(encoding="utf-8") if dry_run else f"using the existing plan {path}{ignored}")
         else:
             if seconds < MIN_SECONDS:
                 what = f"{seconds:g} seconds are too short for vocabulary, data and training"
@@ -85,9 +85,10 @@ def planned_config(
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
-    """Return the facts of `machine` in a dry run or if it is this machine, otherwise the facts of this machine.
+    """Return the facts of the machine to plan for.
 
-    If the package has the facts of this card and `train.attention` is auto, use them; otherwise measure this machine.
+    This is `machine` in a dry run, or if its device, cores and memory are those of this machine. Otherwise it is this
+    machine, with shipped facts if there are any for this card and `train.attention` is auto, else with measured facts.
     """
     device = timing.device_of(train.device)
     if machine is not None:

@@ -8,9 +8,9 @@ The floor falls with the weights as the losses of five networks do in Devlin et 
 are fitted by `scripts/fit_law.py` to runs with the recipe of `run auto`. Weights and tokens are in millions; only the
 matrices of the encoder count as weights. Losses are in nats per masked token of a vocabulary of 8,192.
 
-Repeated tokens count less (Muennighoff et al., 2023, section 3.1). Tokens of large batches also count less (McCandlish
-et al., 2018), for two reasons: a fixed number of steps (fitted) teaches nothing, and beyond a critical batch size (not
-fitted; it grows as the loss falls) larger batches hardly improve a step.
+`tokens` are training tokens with four corrections. Repeated tokens count less (Muennighoff et al., 2023, section 3.1).
+The tokens of a fixed number of steps (fitted) do not count. Tokens of large batches count less, half at a critical size
+that grows as the loss falls (McCandlish et al., 2018; not fitted). A start from co-occurrences counts as extra tokens.
 """
 
 import math
@@ -39,9 +39,10 @@ class Curve(NamedTuple):
     def loss(
         self, weights: float, tokens: float, steps: float = math.inf, batch_tokens: float = 0.0, *, start: float = 0.0
     ) -> float:
-        """Return the held-out loss of a network of `weights` million weights after `tokens` million tokens.
+        """Return the held-out loss in nats of a network of `weights` million weights after `tokens` million tokens.
 
-        `start` is the number of million tokens that its initial weights are worth.
+        The tokens are seen in `steps` batches of `batch_tokens` tokens. The initial weights are worth `start` million
+        tokens.
         """
         floor = self.floor * weights**-FLOOR_POWER
         loss = floor + (PLATEAU - floor) * (1.0 + tokens / self.first) ** -self.power
@@ -51,16 +52,16 @@ class Curve(NamedTuple):
 
 # English stands for all text written with letters.
 CURVES = {"en": Curve(2.0, 0.116, 0.1651, 55.3599, 0.0483), "zh": Curve(2.0, 0.034, 0.1651, 55.3599, 0.0664)}
-# The start from co-occurrences is worth this share of the training tokens, up to this many million, from pairs of runs
-# with and without it (RESULTS.md). The limit is the most that was measured.
+# A start from co-occurrences is worth this share of the training tokens, up to this many million tokens. Pairs of runs
+# with and without it gave at most 2.0 million tokens in English and 2.2 in Chinese (docs/auto.md).
 START_SHARE, MAX_START = 0.6, 2.0
-# Range of the measured runs: networks (of 1,000 steps or more), vocabularies, million tokens, tokens per batch. Up to
-# twice these tokens also count as measured: the forecast changes by 3 %, less than the margin.
+# Range of the measured runs: networks with runs of 1,000 steps or more, vocabulary sizes, million tokens, tokens per
+# batch. Twice as many tokens still count as measured: they change the forecast by 3 %, less than MARGIN.
 MEASURED_SIZES, MEASURED_VOCAB_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}, (4096, 30_522)
 MAX_MEASURED_TOKENS, MAX_MEASURED_BATCH_TOKENS = 561.040911, 131_072
 CONFIRMED_SIZES = {Size(4, 512)}  # with one long run: forecast like a measured size, chosen like an unmeasured one
-# Margins in addition to the spread: MARGIN for other corpora, machines and held-out documents; MARGINS_BEYOND (below,
-# above) outside the measured range, so that they contain a run of an earlier recipe that was 24 % above, on an H100.
+# The range of a forecast is the spread of the fit plus a margin: MARGIN for other corpora, machines and held-out
+# documents; outside the measured range MARGINS_BEYOND (below, above), because one H100 run was 24 % above the law.
 MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
 # Half-life of repeated text (Muennighoff et al., 2023), which the fit of four runs of 25 and 40 epochs confirms (12.9),
 # and the maximum of epochs: 100 lowered the loss by 0.8 % compared with 40 (one seed; RESULTS.md), as the law says.
@@ -104,7 +105,7 @@ def forecast(
     size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool, batch_tokens: float = BATCHES[0],
     from_cooccurrences: bool = True,
 ) -> Forecast:  # fmt: skip
-    """Return the forecast for a network after `tokens` million tokens in `epochs` epochs."""
+    """Return the forecast after `tokens` million tokens in `epochs` epochs, with batches of `batch_tokens` tokens."""
     language = "zh" if is_chinese else "en"
     curve, new_tokens = CURVES[language], counted(tokens, epochs)
     start = worth_of_start(new_tokens) if from_cooccurrences else 0.0

@@ -18,12 +18,12 @@ from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
 
 MIN_SECONDS = 120.0
-# Speed of `vocab` and `make-data` on a slow core, share of `vocab` in their time, and time to start all stages (with
-# initial weights).
+# `vocab` and `make-data` together: bytes per second on a slow core, the share of `vocab` in their time, and the time to
+# start all stages, including initial weights.
 DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 12.0
 MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
-# Text to read: 2 x the expected training tokens, at least 10 MB and 100 documents.
-SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
+# Part of the text to read: tokens per expected training token, and the minimum in bytes and in documents.
+READ_TOKENS_PER_TRAINED, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
 # Number of evaluations (the minimum is for trainings that can afford few examples), and their share of the time.
 EVALUATIONS, MIN_EVALUATIONS, EVALUATION_SHARE = 8, 4, 0.02
 # Minimum for a stable next-sentence accuracy: pairs of one document are correlated. Further held-out examples are only
@@ -33,8 +33,8 @@ SHORT_LENGTH, LENGTH = 64, 128  # tokens per example, in the shortest trainings 
 # Second phase: length, share of the time, share of the peak learning rate, and minimum time of the training. The paper
 # (appendix A.2) gives it a tenth of the steps.
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE, LONG_FROM_SECONDS = 512, 0.3, 0.3, 600.0
-# (bytes of text, vocabulary size) by whether the text is Chinese: the first entry with more bytes is used. On 5 and 98
-# MB of English a larger vocabulary gave a lower loss per byte in equal time; on 39 MB of Chinese 21,128 tokens did not.
+# By whether the text is Chinese: (upper limit of the text in bytes, vocabulary size). On 5 and 98 MB of English, a
+# larger vocabulary gave a lower loss per byte in equal time. On 39 MB of Chinese, 21,128 tokens did not.
 VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
@@ -123,8 +123,9 @@ def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
     """Return the time of `vocab` and `make-data` for a fraction of the text, including the start of all stages."""
     seconds = text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
-    always_read = 1.0 if not text.is_divisible else VOCAB_TIME_SHARE if text.vocab_reads_all else 0.0
-    return START_SECONDS + seconds * (always_read + (1.0 - always_read) * fraction)
+    fixed_share = VOCAB_TIME_SHARE if text.vocab_reads_all else 0.0  # of the time, for any fraction
+    share = fixed_share + (1.0 - fixed_share) * fraction if text.is_divisible else 1.0
+    return START_SECONDS + seconds * share
 
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
@@ -134,9 +135,9 @@ def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float)
     if needed <= allowed:
         return 1.0
     if least >= allowed:
-        what = f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {least:,.0f} of {seconds:,.0f} "
-        what += "seconds, and these inputs are read whole"
-        what += " by vocab, as they are compressed or not in UTF-8" if text.is_divisible else ""
+        reason = "vocab reads all text that is compressed or not in UTF-8" if text.is_divisible else "all text is read"
+        what = f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take at least {least:,.0f} of "
+        what += f"{seconds:,.0f} seconds: {reason}"
         remedy = f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files"
         raise ConfigError(what, where="--time", remedy=remedy)
     return (allowed - least) / (needed - least)
@@ -146,10 +147,9 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
     """Return the fraction of the text that the vocabulary, the pairs and `tokens` million training tokens need."""
     if not text.is_divisible:
         return 1.0
-    wanted = max(
-        SPARE_TOKENS * 1e6 * tokens / text.tokens, MIN_TEXT_BYTES / text.num_bytes, MIN_DOCUMENTS / text.documents
-    )
-    return wanted if wanted < 0.8 else 1.0
+    for_tokens = READ_TOKENS_PER_TRAINED * 1e6 * tokens / text.tokens
+    wanted = max(for_tokens, MIN_TEXT_BYTES / text.num_bytes, MIN_DOCUMENTS / text.documents)
+    return wanted if wanted < 0.8 else 1.0  # from 80 % on, all of it
 
 
 def _best_training(
@@ -195,9 +195,9 @@ def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction:
 
 
 def _best_batch(trainings: list[Training]) -> Training:
-    """Return the training with the smallest batch that is fast and near the lowest loss, else the one of that loss."""
+    """Return the smallest batch that is fast and close to the lowest loss, or else the batch with the lowest loss."""
     best = min(trainings, key=lambda one: one.loss)
-    fastest = max(one.tokens / one.time_share for one in trainings)
+    fastest = max(one.tokens / one.time_share for one in trainings)  # million tokens in the whole training time
     good = [
         one
         for one in trainings
@@ -238,22 +238,22 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
 
 
 def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
-    """Return the fraction of documents to hold out, at least `needed` documents."""
+    """Return the fraction of the documents to hold out: at least `needed` documents, or 0 if the text has too few."""
     if needed / text.documents > MAX_HELD_OUT_SHARE:
-        why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another file"
+        why = f"too few documents ({text.documents:,.0f}); --set 'data.validation=[FILE]' holds out another file"
         return Choice("data.validation_fraction", 0.0, why)
     affordable = _evaluated_tokens(best)
     enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
     held_out = max(min(affordable, 0.01 * text.tokens), enough, MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / text.tokens, (needed + 0.5) / text.documents))
-    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 5 % of the time")
+    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 6 % of the time")
 
 
 def _evaluated_tokens(best: Training) -> float:
     """Return the number of tokens of each evaluation but the last."""
     trained = best.size.flops_per_token(best.num_outputs, best.length)
     evaluated = best.size.flops_per_token(best.vocab_size, best.length)
-    forward_speed = 2.5 * trained / evaluated  # relative to training, in tokens per second
+    forward_speed = 2.5 * trained / evaluated  # tokens per second, relative to training; 2.5: no backward pass
     return EVALUATION_SHARE * 1e6 * best.tokens * forward_speed / EVALUATIONS
 
 
@@ -284,7 +284,7 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
     config = size.model_config(best.positions)
     return [
         Choice("model.num_hidden_layers", size.layers, why),
-        Choice("model.hidden_size", size.hidden, "as above"),
+        Choice("model.hidden_size", size.hidden, "chosen together with the number of layers"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
         Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
         Choice("model.max_position_embeddings", best.positions, "the longest examples"),
@@ -314,8 +314,8 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
         Choice("train.weight_decay", weight_decay, "keeps the weights at a scale for fine-tuning"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {evaluations} evaluations"),
-        Choice("train.eval_examples", examples, "the last evaluation uses all"),
-        Choice("train.save_every", save_every, "a kill loses the steps since the last one"),
+        Choice("train.eval_examples", examples, "the last evaluation uses all held-out examples"),
+        Choice("train.save_every", save_every, "a kill loses the steps since the last checkpoint"),
     ]
 
 

@@ -14,7 +14,7 @@ SECONDS_BETWEEN_WRITES = 1.0  # a kill loses at most this much of the count
 
 
 class TimeLimit:
-    """Counts the time that a run uses in a file, so that the same command continues the count after a kill.
+    """Counts the time that a run uses, and stores it in a file, so that the command continues the count after a kill.
 
     Time in which no command runs does not count.
     """
@@ -68,4 +68,4 @@ def _used_before(file: Path) -> float:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         if 0.0 <= (used := float(read_json(file, remedy)["used_seconds"])) < float("inf"):
             return used
-    raise DataError("it does not say how much time the run has used", where=str(file), remedy=remedy)
+    raise DataError("the file has no valid time for 'used_seconds'", where=str(file), remedy=remedy)

@@ -36,7 +36,7 @@ from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 TIMED_STEPS = 3
-MIN_TIMED = 3  # networks; fewer if they take too long
+MIN_TIMED = 3  # networks whose timing may take longer than planned, see `measure_machine`
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
 
 
@@ -45,8 +45,8 @@ def measure_machine(
 ) -> MachineFacts:
     """Time training steps of the networks, the smallest first, for at most about `seconds`.
 
-    The first `MIN_TIMED` networks are timed even beyond that, if they can begin within `patience` seconds. On a GPU the
-    start of the compiler, about 20 s, is not counted.
+    The smallest network is always timed. The next ones, up to `MIN_TIMED` networks, may exceed `seconds` if they begin
+    within `patience` seconds. On a GPU the start of the compiler, about 20 s, does not count.
     """
     device = hardware.choose_device(device_setting)
     hardware.configure_cpu(device)  # as in training
@@ -226,14 +226,15 @@ def _throughput(timed: tuple[float, float]) -> float:
 def speed_of(size: Size, timed: list[tuple[float, float]], update_time: float | None, *, has_launches: bool) -> Speed:
     """Return the speed of a network from the (operations, seconds) of its steps, the smallest step first.
 
-    `update_time` is the time of the optimizer update alone. If it is None, the last two steps determine that time: on
-    a GPU the update overlaps with kernel launches or is part of a CUDA graph, so alone it would take longer.
+    `update_time` is the duration of the optimizer update alone, in seconds. If it is None, the last two steps determine
+    it: on a GPU the update overlaps with kernel launches or is part of a CUDA graph, so alone it would take longer.
     """
-    (flops, seconds), others = timed[-1], timed[:-1]
+    flops, seconds = timed[-1]
     if update_time is not None:
         rate = flops / max(seconds - update_time, 0.1 * seconds)
     else:
-        rate = (flops - others[-1][0]) / max(seconds - others[-1][1], 0.1 * seconds)
+        fewer_flops, fewer_seconds = timed[-2]
+        rate = (flops - fewer_flops) / max(seconds - fewer_seconds, 0.1 * seconds)
     return Speed(
         layers=size.layers,
         hidden=size.hidden,

@@ -34,10 +34,10 @@ class CandidateSampler:
     def draw(self, step: int) -> Candidates:
         """Return the candidates of a step.
 
-        Systematic sampling: the intervals of tokens, as long as their probabilities, are laid end to end. Each interval
-        that contains one of `number` points at distances of 1 gives a candidate.
+        Systematic sampling: each token has an interval as long as its probability. The intervals are end to end. The
+        candidates are the tokens whose intervals contain one of `number` points at distances of 1.
         """
-        first = rng.stream(self._seed, "candidates", step=step).uniform(1e-6, 1 - 1e-6)  # more than rounding errors
+        first = rng.stream(self._seed, "candidates", step=step).uniform(1e-6, 1 - 1e-6)  # margins for rounding errors
         token_ids = np.searchsorted(self._bounds, first + np.arange(self._number))
         return Candidates(torch.from_numpy(token_ids), torch.from_numpy(self._log_probabilities[token_ids]))
 
@@ -47,7 +47,7 @@ def inclusion_probabilities(frequencies: np.ndarray, number: int) -> np.ndarray:
     order = np.argsort(-frequencies, kind="stable")
     descending = frequencies[order].astype(np.float64)
     remaining = np.cumsum(descending[::-1])[::-1]  # the sum of each frequency and all smaller ones
-    # The first token whose share of the remaining probability is at most 1; then so are those of all later tokens.
+    # The first token with a probability of at most 1 if all before it are certain. Later tokens have smaller ones.
     num_certain = int(np.argmax((number - np.arange(len(order))) * descending <= remaining))
     probabilities = np.ones(len(order))
     probabilities[order[num_certain:]] = (number - num_certain) / remaining[num_certain] * descending[num_certain:]

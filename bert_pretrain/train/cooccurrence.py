@@ -27,8 +27,9 @@ from bert_pretrain.text.tokenizer import Tokenizer
 MAX_TOKENS = 5_000_000  # of the first shards, which hold a random sample of the documents; rounded up to examples
 WINDOW = 4
 VECTOR_POWERS, RELATION_POWERS = (1.0, 0.5), (0.75, 0.75)  # of frequencies, for vectors and for relations
-VALUE_POWER, OVERSAMPLING, ITERATIONS = 0.5, 10, 3  # of singular values; of the randomized SVD
-FIT_POWER, RIDGE = 0.75, 1e-3  # least squares: power of the frequencies that weights tokens, regularization
+VALUE_POWER = 0.5  # exponent of the singular values in word vectors
+OVERSAMPLING, ITERATIONS = 10, 3  # of the randomized SVD
+FIT_POWER, RIDGE = 0.75, 1e-3  # least squares of a relation: exponent of the frequencies in weights, regularization
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from bert_pretrain.train.cooccurrence import WINDOW, WordVectors, count_cooccurr
 _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
 PEAK = 4.0  # attention logit at the offset, minus the log of the number of positions; other logits are near 0
 GAIN = 0.7  # ratio of the lengths of a projection's output and input
-MIN_SINGULAR = 1e-3  # of a relation, as a share of the largest
-# From co-occurrences: the minimum number of positional heads, which narrow networks have in several layers; the ratio
-# of the lengths of a layer's evidence and of its word vectors, in the first and in other layers; the factor of PEAK in
-# other layers, where position is a smaller part of the input; and the scale of the decoder's input. By held-out loss.
+MIN_SINGULAR = 1e-3  # smallest singular value of a relation that is used, as a share of the largest
+# Start from co-occurrences, chosen by held-out loss: the minimum number of positional heads (narrow networks have them
+# in several layers); the length of a layer's evidence relative to word vectors (first layer, other layers); the factor
+# of PEAK in other layers, where position is a smaller part of the input; the scale of the decoder's input.
 MIN_POSITIONAL_HEADS, EVIDENCE, LATER_PEAK, DECODER_SCALE = 4, (2.1, 1.0), 2.25, 2.0
 
 
@@ -133,10 +133,10 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
     return len(words.known)
 
 
-def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: WordVectors, length: float) -> None:
-    """Set value and output projections, so that each head applies the largest part of its relation that it can hold.
+def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: WordVectors, ratio: float) -> None:
+    """Set value and output projections, so that each head applies the best low-rank approximation of its relation.
 
-    The root of the sum of squares of the heads' outputs becomes about `length` times the length of a word vector. If
+    The root of the sum of squares of the heads' outputs becomes about `ratio` times the length of a word vector. If
     the rank of a relation is smaller than the head, the other dimensions of the head keep their random weights.
     """
     hidden, head_size = relations[0].shape[0], relations[0].shape[0] // len(relations)
@@ -152,7 +152,7 @@ def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: Word
         parts.append(((left[:, :rank] * root).T, right[:rank].T * root))
         lengths = (rows @ parts[-1][0].T @ parts[-1][1].T).norm(dim=1)
         squares += float(frequencies @ lengths / rows.norm(dim=1).max()) ** 2
-    scale = math.sqrt(length / math.sqrt(squares)) if squares else 0.0
+    scale = math.sqrt(ratio / math.sqrt(squares)) if squares else 0.0
     for head, (value, output) in enumerate(parts):
         values[head, : len(value)] = scale * value
         outputs[:, head, : len(value)] = scale * output

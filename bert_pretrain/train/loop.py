@@ -56,7 +56,7 @@ def fit(
         SignalRequests() as signals,
         _fork_rng(run.device),
     ):
-        if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal omits a due evaluation
+        if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal may have skipped this one
             _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=False)
         now = clock.boundary(0)
         if run.length.is_over(progress.step, now.seconds, now.reserve):
@@ -152,8 +152,8 @@ def _log(
 ) -> None:
     """Log the metrics since the last line. Raise `UserError` if the gradients stay non-finite."""
     checkpoints.check()
-    skipped = state.sums[-1]  # the same on all ranks
-    if skipped >= 30:  # waits for the device; 16 of these steps reduce the initial loss scale to 1
+    skipped = state.sums[-1]  # `StepSums.skipped_in_a_row`, the same on all ranks
+    if skipped >= 30:  # waits for the device; the loss scale of fp16 needs 16 skipped steps to fall to 1
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
         # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
@@ -187,7 +187,7 @@ def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signa
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
-    """Drop the CUDA graphs or, if there are none, halve the micro-batches. Raise `ConfigError` if both fail."""
+    """Drop the CUDA graphs or, if there are none, halve the micro-batches. Raise `ConfigError` if these are fixed."""
     if graphs is None or not graphs.drop():
         if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
             raise ConfigError(
@@ -204,7 +204,7 @@ def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
     """Run up to four steps, which change the state, and return their median duration in seconds.
 
-    The first step chooses or compiles kernels. It counts only if there is no other: one rank stops after a minute.
+    The first step chooses or compiles kernels, so it counts only if it is the only one. One rank stops after a minute.
     """
     times: list[float] = []
     graphs = _step_graphs(run, state)
@@ -238,7 +238,7 @@ class Boundary(NamedTuple):
 
     signal_number: int  # a stop signal, SIGUSR1 to save, or 0
     seconds: float  # since the start of the run
-    reserve: float  # seconds to reserve for one more step, the last evaluation and the last checkpoint
+    reserve: float  # seconds for initial weights, one more step, the last evaluation and the last checkpoint
 
 
 class Clock:

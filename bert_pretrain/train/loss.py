@@ -137,7 +137,7 @@ class LabelLogits(NamedTuple):
 def _decoder_loss(
     features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, own: LabelLogits | None, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the number of correct predictions. With `own`, labels are the index of its column."""
+    """Return the loss and the number of correct predictions. With `own`, each label is `len(weight)` or `IGNORED`."""
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     logits, excluded = own or (None, None)
@@ -166,8 +166,8 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         d_label_logits = None if label_logits is None else torch.zeros_like(label_logits)
-        # The softmax is faster if no label is `IGNORED`, as those of a batch's tail are. On CUDA, looking at the labels
-        # would wait for the device.
+        # The labels of a batch's tail are `IGNORED`. Without a tail the softmax is faster. On CUDA a tail is assumed,
+        # because reading the labels would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
         block_rows, softmax_rows = BLOCK_ROWS[features.device.type], SOFTMAX_ROWS[features.device.type]
         # All blocks share a buffer, because its allocation takes as long as the matrix products.

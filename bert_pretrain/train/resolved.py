@@ -232,7 +232,7 @@ def find_progress(
 
 
 def _is_up_to_date(run: ResolvedRun) -> bool:
-    """Return whether a finished run has the required length and an intact model, and print the result."""
+    """Print and return whether a finished run has the required length and an intact model. Raise if it is too long."""
     record, length, model = read_json(run.output / manifest.MANIFEST), run.length, run.output / "model"
     step, seconds = int(record["progress"]["step"]), float(record["progress"]["wall_seconds"])
     old_length = Length(**record["length"])

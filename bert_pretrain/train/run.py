@@ -62,9 +62,9 @@ def train(
     """Train a BERT and return the path of the final model folder.
 
     Under `torchrun`, each process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
-    `config`. `init_from` is any BERT folder. With `carry_optimizer`, it is a checkpoint of this package, and training
-    continues from its step and optimizer state. `dry_run` only prints the plan and the time; `corpus_tokens` is then
-    the size of the full corpus if `data` is a sample. SIGINT and SIGTERM save a checkpoint and raise `Interrupted`.
+    `config`. `init_from` is any BERT folder. With `carry_optimizer`, `init_from` must be a checkpoint of this package;
+    training continues from its step and optimizer state. `dry_run` only prints the settings and the time; if `data` is
+    a sample, `corpus_tokens` is the size of the corpus. SIGINT and SIGTERM save a checkpoint and raise `Interrupted`.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
@@ -212,7 +212,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
-        # A teacher replaces weights, and DDP replaces those of all ranks by the main process's.
+        # A teacher would replace these weights. Only the main process counts, because DDP copies its weights to all.
         if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
             num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
             print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
