@@ -203,7 +203,7 @@ def draw(rows: Rows, path: Path) -> None:
     figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         scores: dict[str, dict[float, list[float]]] = {}
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row["minutes"]):
             name = row["way"] if row["way"] in LINES else f"{row['network']}, {row['way']}"
             if row["task"] == task:
                 scores.setdefault(name, {}).setdefault(row["minutes"], []).append(row["accuracy"])
