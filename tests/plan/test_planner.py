@@ -84,7 +84,7 @@ def test_no_more_than_a_tenth_of_the_text_is_held_out(num_bytes: float, document
     assert round(data.validation_fraction * documents) >= (0 if documents < 10 else 2 if pairs == "nsp" else 1)
 
 
-def test_a_short_training_is_judged_by_some_twenty_documents_in_its_last_evaluation() -> None:
+def test_a_short_training_is_evaluated_on_several_documents() -> None:
     text, config = ENGLISH, plan(seconds=120.0).config
     read = text.documents * config.data.fraction
     assert config.data.validation_fraction * read >= 15
