@@ -5,8 +5,8 @@ The loss starts at that of the token frequencies and falls to a floor, as a powe
     loss = floor + (6.3 - floor) * (1 + tokens / first) ^ -power
 
 The floor falls with the weights as the losses of five networks do in Devlin et al. (2018, table 6). The other constants
-are fitted by `scripts/fit_law.py` to runs with the recipe of `run auto`. Weights and tokens are in millions; only the
-matrices of the encoder count as weights. Losses are in nats per masked token of a vocabulary of 8,192.
+are fitted by `scripts/fit_law.py` to `docs/measured_runs.jsonl`. Weights and tokens are in millions; only the matrices
+of the encoder count as weights. Losses are in nats per masked token of a vocabulary of 8,192.
 
 `tokens` are training tokens with four corrections. Repeated tokens count less (Muennighoff et al., 2023, section 3.1).
 The tokens of a fixed number of steps (fitted) do not count. Tokens of large batches count less, half at a critical size

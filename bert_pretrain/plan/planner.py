@@ -259,6 +259,7 @@ def _evaluated_tokens(best: Training) -> float:
 
 
 def _num_evaluations(best: Training) -> int:
+    """Return the number of evaluations, besides the last, that the time allows with the minimum of examples."""
     affordable = EVALUATIONS * _evaluated_tokens(best) / (MIN_HELD_OUT_EXAMPLES * best.length)
     return min(EVALUATIONS, max(MIN_EVALUATIONS, int(affordable)))
 
@@ -302,12 +303,14 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
     examples = min(10_000, max(MIN_HELD_OUT_EXAMPLES, int(_evaluated_tokens(best) / best.length)))
     save_every = max(20, min(every, int(steps * 600.0 / seconds)))  # in long trainings, about every ten minutes
     weight_decay = law.WEIGHT_DECAY if best.epochs <= law.REPEATED_FROM_EPOCHS else law.REPEATED_WEIGHT_DECAY
-    sampled = Choice("train.softmax_candidates", best.num_outputs, "more steps in the time")
+    sampled: list[Choice] = []
+    if best.num_outputs < best.vocab_size:
+        sampled.append(Choice("train.softmax_candidates", best.num_outputs, "more steps in the time"))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
         Choice("train.init", "cooccurrences", "starts from counts of neighboring tokens"),
-        *([sampled] if best.num_outputs < best.vocab_size else []),
+        *sampled,
         Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", 0.05, "of the time"),
