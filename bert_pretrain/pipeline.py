@@ -39,7 +39,7 @@ def working_folder(config: Config, output: Path, *, overwrite: bool = False) -> 
     _check(config)
     with exclusive(output):
         if overwrite and not is_restarted():
-            resolve(config.inputs, config.data, looks=False)  # fails on a missing input, before the output is moved
+            resolve(config.inputs, config.data, detect=False)  # fails on a missing input, before the output is moved
             for folder in filter(Path.exists, (output / stage for stage in ("vocab", "data", "train"))):
                 with exclusive(folder):
                     set_aside(folder)
@@ -143,7 +143,7 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder, inputs = Path(name), list[str]()
-        sources = [source for source in resolve(config.inputs, config.data, looks=False) if not source.is_validation]
+        sources = [source for source in resolve(config.inputs, config.data, detect=False) if not source.is_validation]
         whole_words = config.vocab.tokens == "words"
         sampled = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
         sampled = [examined(source, config.data, whole_words=whole_words) for source in sampled]

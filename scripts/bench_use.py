@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForPreTraining, Trainer
 
-from bert_pretrain.finetune.baselines import predict_from_words
+from bert_pretrain.finetune.baselines import fit_and_predict_tfidf
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 
@@ -106,7 +106,7 @@ def with_random_weights(way: Way) -> Way:
 def words(_: Path, split: Split) -> list[str]:
     classes = sorted({str(row["label"]) for row in split.train})
     train, labels = [(row["text"],) for row in split.train], [str(row["label"]) for row in split.train]
-    scores = predict_from_words(train, labels, [(row["text"],) for row in split.scored], classes)
+    scores = fit_and_predict_tfidf(train, labels, [(row["text"],) for row in split.scored], classes)
     return [classes[index] for index in scores.argmax(axis=1)]
 
 

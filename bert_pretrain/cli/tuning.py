@@ -13,8 +13,8 @@ from bert_pretrain.io.files import local_path
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: by the ending.", "FORMAT", "--format")]
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
-_RATES = "Learning rate; auto: by width and scale of the model; several: the best is kept."
-_ANSWER = "Longest answer in tokens; default: the length that 99 % of the training answers fit in."
+_RATES = "Learning rate; auto: computed from the weights; with several, the best one on the validation rows is kept."
+_ANSWER = "Maximum answer length in tokens; default: the 99th percentile of the training answers."
 
 
 def finetune(
@@ -22,10 +22,10 @@ def finetune(
     model: cli.Model,
     train: Annotated[list[str], option("Labeled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
-    validation: Annotated[list[str] | None, option("Rows to select the epoch; default: a tenth.", "INPUT")] = None,
+    validation: Annotated[list[str] | None, option("To select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[list[str] | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
-    epochs: Annotated[int | None, option("Passes over the rows; default: by their number.")] = None,
+    epochs: Annotated[int | None, option("Passes over the rows; default: 3 to 10, for 1,000 steps.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = Settings.weight_decay,

@@ -113,8 +113,8 @@ def _choose_words(
 ) -> np.ndarray:
     """Return the tokens of random words, (rows, columns) bool, at most `limit` (rows,) tokens of each row.
 
-    Words are taken in random order, without those that do not fit. If no word fits, choose one random token, so that
-    every example has a prediction.
+    Words are visited in random order, and a word that exceeds the remaining limit is skipped. If no word fits, one
+    random token is chosen, so that every example has a prediction.
     """
     # A segment can start inside a word, so its first token may have `##`. Such a token starts a word here.
     starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]

@@ -19,7 +19,7 @@ from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import Rows, ShuffledExamples
 from bert_pretrain.text import ragged
 
-NOT_PREDICTED = -100  # the label that PyTorch's cross-entropy ignores
+IGNORE_INDEX = -100  # default `ignore_index` of PyTorch's cross-entropy
 
 
 class PaddedBatch(dict[str, Tensor]):
@@ -100,7 +100,7 @@ def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     indices = np.arange(len(examples))
     rows, columns = np.repeat(indices, examples.lengths), ragged.positions_within(examples.offsets)
     masked_rows = np.repeat(indices, np.diff(examples.masks.offsets))
-    fills = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": NOT_PREDICTED}
+    fills = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORE_INDEX}
     batch = {name: np.full((len(examples), length), fill, dtype=np.int64) for name, fill in fills.items()}
     batch["input_ids"][rows, columns] = examples.input_ids
     batch["attention_mask"][rows, columns] = 1

@@ -49,7 +49,7 @@ class ShardRecord:
     tokens: _Number
     bytes: _Number
     sha256: _Digest  # of the file; may change with the version of pyarrow
-    content_hash: _Digest  # of the columns' values; the same on every machine and with every version
+    content_hash: _Digest  # of the columns' values; independent of the machine and of the version of pyarrow
 
 
 class _Split(BaseModel):
@@ -91,7 +91,8 @@ class DataFolder:
     def open(path: Path, flag: str = "--data", *, verify: bool = False) -> "DataFolder":
         """Open a data folder, and check its manifest and its shards.
 
-        Shards are checked by size and Parquet footer or, with `verify`, by the SHA-256 of all bytes.
+        Shards are checked by size and Parquet footer or, with `verify`, by the SHA-256 of all bytes. `flag` is the
+        option that named the folder, for messages. Raises DataError if the folder is missing, unfinished or damaged.
         """
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
@@ -138,6 +139,9 @@ class DataFolder:
             epoch: the epoch of the training examples, which decides their order and their dynamic masks.
             seed: the key `train.seed` of a run; it decides the order and the dynamic masks of the training examples.
             padding: `longest` pads to the longest example of the batch, `max_length` to `max_seq_length`.
+
+        Raises:
+            ConfigError: an argument has an invalid value.
         """
         from bert_pretrain.examples.padded import PaddedBatches
 

@@ -112,10 +112,10 @@ class Answer(Task):
             lengths = [len(encoding) for encoding in encode_texts(self.tokenizer, texts, add_special_tokens=False)]
             longest = max(1, math.ceil(np.percentile(lengths, 99)))
             self.settings = dataclasses.replace(self.settings, max_answer_length=longest)
-            print(f"maximum answer length: {longest} tokens, from 99 % of the training answers (--max-answer-length)")
+            print(f"maximum answer length: {longest} tokens, the 99th percentile in training (--max-answer-length)")
         self.allows_no_answer = num_unanswered > 0
         if self.allows_no_answer:
-            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer: none may be predicted")
+            print(f"{num_unanswered:,} of {len(train):,} training questions have no answer, so answers may be empty")
         elif any(question.label == [] for question in others):
             print("all training questions have an answer, so an answer is predicted even for questions without one")
 
@@ -189,7 +189,7 @@ class Answer(Task):
 
 
 def cut(context: str, begin: int, end: int) -> str:
-    """Return the text [begin, end), with the combining marks after it, which a lowercase tokenizer removes."""
+    """Return context[begin:end] with the combining marks that follow. Token offsets exclude marks that are stripped."""
     while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
     return context[begin:end]
@@ -234,7 +234,7 @@ def _squad_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
-    """Return an answer with the position nearest to its own at which the context contains it, or NOT_FOUND."""
+    """Return the answer with the start of its occurrence in the context that is nearest to its start, or NOT_FOUND."""
     text, start = answer
     if start >= 0 and context.startswith(text, start):
         return answer
@@ -243,9 +243,10 @@ def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
 
 
 def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, float]:
-    """Return SQuAD's exact match and F1 in [0, 1], for the best answer of each question. "" and [] mean no answer.
+    """Return SQuAD's exact match and F1, in [0, 1]: the maximum over the true answers, averaged over the questions.
 
-    Each Chinese, Japanese or Korean ideograph counts as a word.
+    "" and [] mean no answer. Each Chinese, Japanese or Korean ideograph counts as a word. If some questions have no
+    answer, the scores of questions with and without an answer are returned too.
     """
     exact, overlap = [], []
     for answers, prediction in zip(truth, predictions, strict=True):

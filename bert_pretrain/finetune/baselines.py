@@ -10,14 +10,15 @@ import numpy as np
 from bert_pretrain.text.normalization import mostly_without_blanks, words_pattern
 
 
-def predict_from_words(
+def fit_and_predict_tfidf(
     train: Sequence[Sequence[str]], labels: Sequence[Any], rows: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> np.ndarray:
-    """Fit a linear model on TF-IDF weights of training rows and return its predictions for other rows.
+    """Fit a linear model on TF-IDF features of the training rows, and return its predictions for `rows`.
 
-    Each row has one or two texts. For text without spaces between words, such as Chinese or Thai, the features are
-    characters and character bigrams. If labels are lists of classes, one binary model is fitted per class. Return
-    probabilities (rows, classes), 0 for a class that no training row has; or numbers (rows,) if `classes` is empty.
+    Each row has one or two texts. The features are words or, for text without spaces between words (such as Chinese or
+    Thai), characters and character bigrams. With `classes`, fits a logistic regression (one per class if labels are
+    lists) and returns probabilities, (rows, classes); a class without training rows has probability 0. If `classes` is
+    empty, fits a ridge regression and returns numbers, (rows,).
     """
     from scipy import sparse
     from sklearn.dummy import DummyClassifier

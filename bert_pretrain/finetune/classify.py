@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.baselines import predict_from_words
+from bert_pretrain.finetune.baselines import fit_and_predict_tfidf
 from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows
 from bert_pretrain.finetune.settings import Settings, flag_of
 from bert_pretrain.finetune.task import Task, Window, encode_texts
@@ -167,7 +167,7 @@ class Classify(Task):
 
     def word_baseline(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
         train_texts, texts = ([list(example.inputs.values()) for example in rows] for rows in (train, examples))
-        return list(predict_from_words(train_texts, [example.label for example in train], texts, self.labels))
+        return list(fit_and_predict_tfidf(train_texts, [example.label for example in train], texts, self.labels))
 
     def columns(self, prediction: Any) -> dict[str, Any]:
         if self.settings.regression:

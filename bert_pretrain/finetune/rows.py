@@ -30,7 +30,7 @@ _SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",),
 
 
 class UnusableRow(InputError):
-    """A row that cannot be used. `finetune` skips and counts it, `predict` raises it unless --skip-empty is given."""
+    """A row that cannot be used. `finetune` skips and counts it; `predict` stops unless --skip-empty is given."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class LabelledInput:
         self.notes[what].append(where.removeprefix(f"{self.location}: "))
 
     def skip_row(self, error: UnusableRow) -> None:
-        """Record an unusable row, or raise InputError unless `skip_unusable` is set."""
+        """Record an unusable row if `skip_unusable` is set. Otherwise raise InputError."""
         if not self.skip_unusable:
             remedy = f"{error.remedy}; or skip all unusable rows with --skip-empty"
             raise InputError(error.what, where=error.where, remedy=remedy) from error

@@ -254,7 +254,7 @@ def _print_results(tuner: "FineTuner", epochs: int | None, metrics: dict[str, An
             scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics[split].items())
             missing = sorted(known - {name for example in examples[split] for name in classes_of(example)})
             more = f" and {len(missing) - 10:,} more" if len(missing) > 10 else ""
-            note = f"  (without rows of {', '.join(missing[:10])}{more})" if missing else ""
+            note = f"  (no rows with {', '.join(missing[:10])}{more})" if missing else ""
             print(f"{split}: {scores}{note}")
         else:
             print(f"{split}: not scored, because not all rows have a label")

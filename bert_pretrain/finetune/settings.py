@@ -1,4 +1,7 @@
-"""The settings of fine-tuning, with the paper's defaults (section 4 and appendix A.3)."""
+"""The settings of fine-tuning.
+
+The defaults follow the paper (section 4 and appendix A.3), except for the learning rate and the number of epochs.
+"""
 
 import dataclasses
 import math

@@ -241,7 +241,8 @@ def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, ran
 def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Example]:
     """Read CoNLL's format: the first field of a line is the word, the last its tag. Blank lines separate sentences.
 
-    Only `predict` accepts sentences without tags.
+    If a word of a sentence has no tag, the sentence is skipped in `--train` and `--validation`. In `--test` and in the
+    input of `predict`, it is kept without tags. Raises InputError if a line seems to be a whole sentence.
     """
     if source.columns:
         what, remedy = "--columns is not for files with one word and its tag per line", "remove it"
@@ -292,4 +293,4 @@ def _string_list(row: Example, column: str, flag: str) -> list[str] | None:
     values = row.get(column, flag)
     if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):
         return values
-    raise InputError(f"'{column}' is not a list of words", where=row.where, remedy=f"write {_FORMAT}")
+    raise InputError(f"'{column}' is not a list of strings", where=row.where, remedy=f"write {_FORMAT}")

@@ -64,7 +64,10 @@ class Task(ABC):
         """Return the checked label of a row, or None if it has no label."""
 
     def read(self, source: LabelledInput) -> list[Example]:
-        """Read the usable rows of an input with inputs and labels. Print how many were skipped or repaired, and why."""
+        """Read the usable rows of an input with inputs and labels. Print how many were skipped or repaired, and why.
+
+        Raises InputError if the input has no usable rows or, in `finetune`, if more than half of the rows are unusable.
+        """
         rows, needs_labels = self.rows(source), source.flag not in (INPUT, "--test")
         has_labels = needs_labels or (source.flag == "--test" and all(self.label_column in row.values for row in rows))
         examples = []

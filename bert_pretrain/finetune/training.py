@@ -225,10 +225,10 @@ def _is_metric(name: str) -> bool:
 
 
 class MicroBatchTrainer(Trainer):
-    """A Trainer that avoids padding on CPU: it splits each batch into micro-batches of sequences of similar length.
+    """A Trainer that reduces padding on CPU. It splits each batch into micro-batches of sequences of similar length.
 
-    Loss and gradients equal those of the batch, up to rounding and dropout masks. `answer` is excluded, since most of
-    its windows have the maximum length.
+    Loss and gradients equal those of the complete batch, up to rounding and dropout masks. `answer` is excluded because
+    most of its windows have the maximum length.
     """
 
     def compute_loss(
@@ -256,9 +256,9 @@ class MicroBatchTrainer(Trainer):
 
 
 class _AverageCallback(TrainerCallback):
-    """Replaces the final weights by their mean over the steps of the second half (Izmailov et al., 2018).
+    """Replaces the weights after the last step by their mean over the second half of the steps (Izmailov et al., 2018).
 
-    The mean is part of the optimizer's state, which is in the checkpoints.
+    The optimizer state contains the running mean, so checkpoints contain it too. Earlier epochs are not averaged.
     """
 
     @torch.no_grad()

@@ -98,8 +98,9 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
     """Read the text of a shard, given its slices as for `TokenStore.read`, (3, slices).
 
-    Next-sentence pairs need windows of two documents. If all windows come from one document, also read up to 64, then
-    up to 4,096 random slices of other documents, which only provide Bs. Raise InputError if these have no window.
+    Next-sentence pairs need windows of two documents. If all windows come from one document, the first slices of up to
+    64 other random documents are read as donors, then of up to 4,096. Donors only provide Bs. Raises InputError if no
+    donor gives a window.
     """
     look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
     for num_donors in (0, 64, 4096):

@@ -43,16 +43,16 @@ _BLOCK_BYTES = 1 << 13
 class Estimate:
     """The estimated output of a run, and the resources that it needs."""
 
-    documents: float
-    tokens: float
-    rows: float
-    held_out: float
-    store_bytes: float
-    shard_bytes: float
-    core_seconds: float
-    times_seen: float  # how often an epoch sees the text of the training split
-    worker_bytes: float
-    copies: int
+    documents: float  # of all inputs
+    tokens: float  # of all inputs, each counted once
+    rows: float  # training examples
+    held_out: float  # validation examples
+    store_bytes: float  # disk space of the token store
+    shard_bytes: float  # disk space of the Parquet shards
+    core_seconds: float  # CPU time of all workers
+    times_seen: float  # mean number of occurrences of a token of the training split in an epoch
+    worker_bytes: float  # peak memory of a worker
+    copies: int  # `data.dupe_factor`
 
     def describe(self, workers: int) -> str:
         """Return the estimate as aligned lines for the terminal."""
@@ -241,10 +241,11 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
 
 
 def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
-    """Estimate the share of an input in its first `num_bytes` bytes, which the caller has read from `file`.
+    """Estimate which share of an input the first `num_bytes` bytes of `file` are. The caller has read these bytes.
 
-    A decompressor reads `raw` ahead of its output, by 128 KiB or a block of 900 KB. So this function reads 2 MiB more.
-    It continues until the position of `raw` changes, up to 64 MiB, because a kilobyte can unpack to gigabytes.
+    The share is measured by the position of `raw`. A decompressor reads `raw` in blocks of up to 900 KB, so this
+    position is ahead of the output. To reduce the error, the function reads at least 2 MiB more. It continues until the
+    position changes, but stops after 64 MiB, because a kilobyte can decompress to gigabytes.
     """
     position, total_bytes = raw.tell(), num_bytes
     measured = None

@@ -32,7 +32,7 @@ from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, READ_ERRORS, Source,
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
-LARGE_ARCHIVE_BYTES = 4 << 20
+MIN_UNPACKED_BYTES = 4 << 20
 MAX_SENTENCE_TOKENS = 256
 BLOCK_CHARACTERS = 4 << 20
 COUNT_BLOCK_SENTENCES = 1 << 13
@@ -70,11 +70,11 @@ def ingest(
     corpus = summary.join_corpus([[each for _, each in group] for _, group in by_input], summaries)
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
-    boundaries = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
+    layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
     print(
         f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
         f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "
-        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(boundaries)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
+        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(sorted(layouts))}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
     )
     return corpus, TokenStore(folder, len(groups))
 
@@ -82,12 +82,13 @@ def ingest(
 def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
     """Return groups of byte ranges of all inputs, in order. The cuts are saved in the store and reused by later runs.
 
-    Each archive, and each file that is not UTF-8, is one task, so a few large ones would leave cores idle. These are
-    unpacked into the store as UTF-8, and removed when everything is tokenized.
+    A file that is compressed or not in UTF-8 cannot be divided, so a few large files would leave cores idle. If there
+    are at most `MAX_SAMPLED_SOURCES` such files, the large ones are unpacked into the store as UTF-8. The unpacked
+    copies are removed when all text is tokenized.
     """
-    archives = [each for each in sources if each.is_local and each.has_documents_at_lines and each.needs_decoding]
-    large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
-    large = large if len(archives) <= MAX_SAMPLED_SOURCES else []
+    to_decode = [each for each in sources if each.is_local and each.has_documents_at_lines and each.needs_decoding]
+    large = [source for source in to_decode if (source.size or 0) >= MIN_UNPACKED_BYTES]
+    large = large if len(to_decode) <= MAX_SAMPLED_SOURCES else []
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
     if not (store / _CUTS).exists():
         documents.report_undivided(sources, pool.num_workers)
@@ -109,7 +110,7 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
 
 
 def _ensure_unpacked(part: ByteRange) -> None:
-    """Unpack the archive of a byte range to `part.unpacked`, unless that is None or exists already."""
+    """Unpack the source of a byte range to `part.unpacked`, unless `part.unpacked` is None or already exists."""
     if part.unpacked is None or part.unpacked.exists():
         return
     with ByteRange(part.source).open() as packed, files.atomic_path(part.unpacked) as copy, copy.open("wb") as file:

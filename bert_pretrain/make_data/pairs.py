@@ -2,13 +2,14 @@
 
 `tests/make_data/reference.py` is the same algorithm in plain Python, without arrays. A test compares the two.
 
-* Next sentence (Devlin et al., 2018, section 3.1, task 2): windows are sorted by boundary type and length of their B.
-  In every two neighbors, one window gets the label 1. It exchanges its B with a window of another document whose B has
-  the same boundary type and about the same length.
+* Next sentence (Devlin et al., 2018, section 3.1, task 2): windows are sorted by the boundary type and length of B.
+  One of every two neighboring windows gets the label 1. Its B is replaced by the B of a window from another document,
+  if possible with the same boundary type and about the same length.
 * Sentence order (Lan et al., 2019, section 3.1): windows with the label 1 swap their A and B.
 * No pairs (Liu et al., 2019, section 4.2): full sentences are packed up to `max_seq_length`, across documents.
 
-Neither lengths nor boundaries reveal the label.
+Lengths and boundaries hardly reveal the label. The exceptions are corpora of few short documents and, for sentence
+order, windows with a part of a very long sentence (docs/data.md).
 """
 
 import bisect
@@ -22,7 +23,7 @@ from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
-EXCHANGE_BLOCK = 64  # windows that exchange their Bs with each other
+EXCHANGE_BLOCK = 64  # minimum number of windows in a block; Bs are permuted within each block
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ def cut_windows(
 ) -> Segments:
     """Cut the whole text into windows, and divide each window into A and B.
 
-    A window has `max_tokens` tokens or, with probability `short_seq_prob`, a random number from 2 to `max_tokens`, as
-    in google-research/bert (appendix A.2 of the paper trains mostly on full windows). B follows A. It starts with a
-    sentence if one starts inside the window.
+    The target length of a window is `max_tokens` or, with probability `short_seq_prob`, a random number from 2 to
+    `max_tokens`, as in google-research/bert. A window has at least two units (see `_units`), so it may exceed a short
+    target. At the end of a document it may be shorter. B starts with a sentence if one starts inside the window.
 
-    By default, a window ends where it is full, and the next window starts with the sentence that was cut. With
-    `at_sentences`, a window ends where a sentence ends, because a B cut inside a sentence would reveal that it was
-    swapped with A. The next window then starts with the sentence that did not fit, often a long one. So every other
-    slice is cut from its end, which makes A as long as B on average.
+    By default, a window ends at its target length. If this cuts a sentence, the next window starts with the same
+    sentence. With `at_sentences`, a window ends with a sentence, because a B that is cut inside a sentence would reveal
+    that it was swapped with A. The next window then starts with the sentence that did not fit. Such sentences are long,
+    so A would be longer than B on average. To balance the lengths, every other slice is cut from its end.
     """
     starts, is_inside, spans = _units(text, max_tokens)
     spans = spans[:, _have_windows(spans)]
@@ -92,12 +93,12 @@ def cut_windows(
 
 
 def slices_with_windows(text: ShardText, max_tokens: int) -> np.ndarray:
-    """Return which slices have windows, (slices,) bool. The others have at most one sentence, a short one."""
+    """Return which slices have windows, (slices,) bool. Other slices are empty or have a single short sentence."""
     return _have_windows(_units(text, max_tokens)[2])
 
 
 def _units(text: ShardText, max_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Divide text into the units of windows: sentences, and parts of sentences longer than half a window.
+    """Divide text into the units of windows. Sentences longer than half a window are divided into several units.
 
     Returns:
         starts: the start of each unit in `ShardText.ids`, then the end of the last unit, (units + 1,).
@@ -261,9 +262,11 @@ def _permute(members: np.ndarray, document: np.ndarray, rng: np.random.Generator
 def _fallback_partners(
     unpaired: np.ndarray, order: np.ndarray, boundary: np.ndarray, document: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return a partner for each unpaired window: in `order`, the nearest of the same boundary and another document.
+    """Return a partner from another document for each unpaired window. Several windows may get the same partner.
 
-    If none is near, choose a random window of another document. A B may then be used more than once.
+    The partner is the nearest window in `order` that has the same boundary type. If that is farther away than
+    `4 * EXCHANGE_BLOCK` windows, it is a random window, if possible one whose end of B is cut in the same way.
+    Raises ValueError if all windows come from one document.
     """
     partners = unpaired.copy()
     for kind in np.unique(boundary[unpaired]):
@@ -289,9 +292,10 @@ def _fallback_partners(
 def _exchange_bs(
     windows: Segments, text: ShardText, partner: np.ndarray, max_tokens: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give each window the B of its partner, and return starts and lengths of A and B, (pairs, 2).
+    """Replace the B of each window by the B of its partner. Return the starts and the lengths of A and B, (pairs, 2).
 
-    If the old B was cut, the new B gets its length. Otherwise the new B keeps its own length.
+    If the old B was cut, the new B gets the length of the old B, as far as its document has text. Otherwise the new B
+    keeps its own length. It is truncated to `max_tokens` tokens together with A.
     """
     assert windows.is_cut is not None
     num_pairs = len(partner)

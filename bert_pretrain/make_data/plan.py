@@ -24,7 +24,8 @@ from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 
-# If a larger share of the text would be held out, `make-data` warns, and `run auto` plans no validation split.
+# Maximum share of held-out text. `make-data` warns above the larger of this and twice `validation_fraction`. `run auto`
+# plans no validation split if the minimum number of validation documents exceeds this share.
 MAX_HELD_OUT_SHARE = 0.1
 BUCKET_DOCUMENTS = 1 << 22  # mean number of documents in a bucket of hashes
 
@@ -34,8 +35,8 @@ class Plan:
     """Everything needed to build the shards of a data folder. It is sent with every task, so it must be small.
 
     In the store, training inputs come before validation inputs. A permutation of the training documents puts the
-    held-out documents first. The positions of a split number its documents, and then the other slices of its long
-    documents. For every copy, another permutation assigns these positions to shards.
+    held-out documents first. The slices of a split are numbered by position: the first slices of all documents come
+    first, then the other slices of long documents. For each copy, another permutation assigns positions to shards.
     """
 
     store: TokenStore
@@ -50,7 +51,7 @@ class Plan:
     # .npy (3, documents): the long documents, ascending; their numbers of slices; whether they are for validation
     long_file: Path | None = None
     shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each split that has documents
-    tokens: dict[str, int] = field(default_factory=dict)  # of each split, in one copy
+    tokens: dict[str, int] = field(default_factory=dict)  # of each split, before documents are repeated in copies
 
     @property
     def shards(self) -> list[tuple[str, int]]:
@@ -162,7 +163,7 @@ def make_plan(
         for split, copy_tokens in by_copy.items()
         if plan.num_documents(split)
     }
-    # Slices are small, so that a shard has text of many documents, but few windows end early at the end of a slice.
+    # Small slices mix many documents in a shard. Slices of eight windows or more keep windows that end early rare.
     slice_tokens = min(1 << 15, max(8 * plan.max_tokens, config.examples_per_shard * plan.max_tokens // 16))
     long, long_tokens = store.documents_longer_than(slice_tokens)
     slices = np.stack([long, -(-long_tokens // slice_tokens), np.isin(long, held_out)])
@@ -224,7 +225,9 @@ def min_documents(config: DataConfig) -> int:
 def _num_held_out(plan: Plan) -> int:
     """Return the number of training documents to hold out: the configured fraction, but at least two.
 
-    Of a small corpus, hold out as many as the objective needs, or none if it has less than twice that number.
+    With fewer than `MIN_CORPUS_DOCUMENTS` documents, the minimum is what the objective needs (`min_documents`). The
+    result is 0 if there are fewer than twice `min_documents`. Otherwise it is increased until enough held-out documents
+    give examples.
     """
     config, needed = plan.config, min_documents(plan.config)
     limit = plan.num_training - needed
@@ -267,9 +270,9 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
 
 
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
-    """Return the slices at positions of a split, (3, positions) as for `TokenStore.read`.
+    """Return the slices at `positions` of a split, (3, positions) as for `TokenStore.read`.
 
-    Positions number the first slices of all documents, and then the other slices of the long documents.
+    The first slices of all documents have the first positions. The other slices of the long documents follow.
     """
     num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
     offsets = ragged.offsets_of(num_slices - 1)  # of the other slices of each long document

@@ -55,16 +55,17 @@ def make_data(
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    # A dry run opens only the inputs that it samples, unless it must compare the identity of all with the output.
-    looks = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
+    # The identity of an existing output contains the detected format of every input. Without an output, a dry run opens
+    # only the inputs that it samples.
+    detect = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
     cores = workers or available_cores()
-    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks, workers=cores)
+    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, detect=detect, workers=cores)
     config = config.model_copy(update={"data": with_language(config.data, sources)})
     _check_accents(config, sources, tokenizer)
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer, examine=not looks).describe(cores))
+        print(estimate(config, sources, tokenizer, examine=not detect).describe(cores))
         return output
     manifest.check_writable(stores, "--store")
     with manifest.exclusive(output):
@@ -111,7 +112,7 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return everything that decides the bytes of the output."""
+    """Return the inputs and settings that determine the bytes of the output, for given library versions."""
     excluded = {"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
     data = config.data.model_dump(mode="json", exclude=excluded)
     if isinstance(config.data.document_boundary, dict):  # its paths may change; each input has its own boundary

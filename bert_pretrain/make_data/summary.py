@@ -1,7 +1,7 @@
 """Statistics of the text and the examples, and the errors and warnings that follow from them.
 
-Each shard reports sums, and the manifest has shares. Both are computed from the finished examples, so that they can be
-compared with the configuration. Store shards, shard results and the manifest contain them as JSON dictionaries.
+Statistics of the text are counted by byte range, when it is tokenized. Statistics of the examples are counted in the
+finished shards, so that they can be compared with the configuration. Each shard reports sums; the manifest has shares.
 """
 
 import base64
@@ -167,8 +167,11 @@ def describe(manifest: Mapping[str, Any]) -> str:
 
 
 def describe_times(times: float, copies: int) -> str:
-    """Describe how often an epoch sees the text. A sentence that a window cuts is repeated in the next window."""
-    return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
+    """Format the mean number of occurrences of a token of the text in an epoch.
+
+    `copies` is `data.dupe_factor`. Input weights and overlapping next-sentence windows also change the number.
+    """
+    return f"an epoch contains each token of the text {times:.2f} times on average (data.dupe_factor is {copies})"
 
 
 def _describe_masks(metrics: dict[str, Any]) -> str:
@@ -183,7 +186,8 @@ def _describe_masks(metrics: dict[str, Any]) -> str:
 def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
     """Warn if many sentences are repetitions, such as the menus of web pages, which would dominate training.
 
-    The share is a lower bound, because a store shard reports only sentences that it has at least twice.
+    The share is approximate and usually too low: each store shard reports only its most frequent sentences. Sentences
+    are compared by their first 200 characters.
     """
     share, commonest = corpus["repeated_sentences"].values()
     if share > 0.05:

@@ -66,7 +66,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
     If the boundary is `auto` and makes few documents, blank lines and lines are tried as boundaries.
     """
-    sources = [source for source in resolve(inputs, config, looks=False) if not source.is_validation]
+    sources = [source for source in resolve(inputs, config, detect=False) if not source.is_validation]
     config = with_language(config, _sample(sources))
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):

@@ -21,7 +21,7 @@ from bert_pretrain.text.text_files import ByteRange, text_blocks
 
 MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
 PART_BYTES = 8 << 20
-MAX_PARTS = 4096  # approximately; each part is a task and a folder of the token store
+MAX_PARTS = 4096  # approximate maximum; each group of parts is one task and one store shard
 _BLANKS = " \t\r\u00a0\u3000"  # of a blank line; a form feed ends a page, not a document
 _BLANK_LINE = re.compile(f"(?:{'|'.join(_BLANKS)})*\n?".encode())
 _SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(f"\n[{_BLANKS}]*\n")}  # by boundary
@@ -35,8 +35,9 @@ def part_bytes_of(sources: Sequence[Source]) -> int:
 def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[ByteRange]:
     """Cut an input into parts at document boundaries.
 
-    Small inputs, and inputs without random access, are one part. If `source.fraction` is below 1, return this share of
-    the parts, evenly spaced and at least one; small inputs are then cut too, into at least 16 parts.
+    An input that is small or has no random access is one part. If `source.fraction` is below 1, the input is cut into
+    smaller parts of at least 64 KiB (about 16 or more from 1 MiB on), and this share of them is returned, evenly spaced
+    and at least one part.
     """
     if source.fraction < 1.0:
         part_bytes = min(part_bytes, max(1 << 16, int(min(1 / 16, source.fraction) * (source.size or part_bytes))))
@@ -106,13 +107,14 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
 
 
 def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Print the large inputs that cannot be divided. While one core reads such an input, the others wait."""
+    """Print the large inputs that cannot be divided. One core reads each of them, while other cores may be idle."""
     min_bytes = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
     large = [source.location for source in sources if not source.is_divisible and (source.size or 0) >= min_bytes]
     if num_workers > 1 and large:
         print(
-            f"{', '.join(large)}: such a file cannot be divided, so one core reads it while others wait\n"
-            "  hint: uncompressed .txt and .jsonl, Parquet and datasets are divided; many files are read in parallel"
+            f"{', '.join(large)}: cannot be divided, so one core reads each input while others may be idle\n"
+            "  hint: Parquet, datasets, and uncompressed UTF-8 .jsonl and .txt can be divided, except a .txt file that "
+            "is one document; many files are read in parallel"
         )
 
 

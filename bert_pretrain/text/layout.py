@@ -9,11 +9,12 @@ _SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
 _MIN_MARKS = 1 / 500  # share of the characters; a language with a smaller share is written without sentence marks
 
 
-def has_one_sentence_a_line(sample: str, language: str) -> bool:
-    """Whether a sample has one sentence per line, rather than paragraphs.
+def has_one_sentence_per_line(sample: str, language: str) -> bool:
+    """Return whether a sample has one sentence per line, rather than paragraphs.
 
-    True if most lines end like sentences and few lines have several sentences. In a language without sentence marks,
-    such as Thai, True if blank lines separate blocks of several lines and lines are not wrapped at a fixed width.
+    This is the case if most lines end with a sentence mark and few lines have several sentences. In a language without
+    sentence marks, such as Thai, blank lines must separate blocks of several lines, and lines must not be wrapped at a
+    fixed width.
     """
     lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
     num_blocks = sum(not line for line in lines) + 1

@@ -27,8 +27,8 @@ SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.D
 # In TSV, as registered at IANA and used by GLUE, a quote is an ordinary character.
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 MAX_WITHOUT_FIELD = 1000  # if the first 1000 records have no text field, its name is probably wrong
-NO_STRING = "records_whose_text_is_no_string"
-MAX_NO_STRING = 0.01  # maximum share of the records whose text is a number, list or object
+NON_STRING = "records_whose_text_is_not_a_string"
+MAX_NON_STRING = 0.01  # maximum share of the records whose text is a number, list or object
 
 
 def read_records(
@@ -60,10 +60,11 @@ def read_records(
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
-    """Yield each line of `.txt`, or the text of each record: "" if it is null, None if the record has no text field.
+    """Yield each line of `.txt`, or the text of each record: "" for null, None if no text field has a string or null.
 
-    Values that are not strings are counted and left out. With `config.strict`, a record without a text raises an
-    InputError.
+    The texts of several fields are joined by blank lines. Values that are not strings are counted and left out. Raises
+    InputError if none of the first `MAX_WITHOUT_FIELD` records has a text or, with `config.strict`, at the first record
+    without a text.
     """
     limit = config.max_record_bytes
     if part.source.format == "txt":
@@ -80,7 +81,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         if config.strict and (len(texts) < len(values) or all(value is None for value in values)):
             raise _no_text(values, position)
         if len(texts) < len(values) or not record:
-            no_string = no_string or f"{NO_STRING}{FIRST}{position.in_range})"
+            no_string = no_string or f"{NON_STRING}{FIRST}{position.in_range})"
             counts[no_string] += 1
         elif not texts:
             counts["records_without_text_field"] += 1
@@ -116,11 +117,11 @@ def _no_text(values: Sequence[Any], position: Position) -> InputError:
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:
-    """Raise an InputError if the text of more than `MAX_NO_STRING` of the records is not a string."""
+    """Raise an InputError if the text of more than `MAX_NON_STRING` of the records is not a string."""
     for reason, number in counts.items():
-        if reason.startswith(NO_STRING) and number > MAX_NO_STRING * (documents + number):
+        if reason.startswith(NON_STRING) and number > MAX_NON_STRING * (documents + number):
             what = f"the text of {number:,} of {documents + number:,} records is not a string"
-            remedy = f"fix or remove them (up to {MAX_NO_STRING:.0%} are skipped), or choose another data.text_field"
+            remedy = f"fix or remove them (up to {MAX_NON_STRING:.0%} are skipped), or choose another data.text_field"
             raise InputError(what, where=reason.partition(FIRST)[2].removesuffix(")"), remedy=remedy)
 
 

@@ -26,7 +26,7 @@ from bert_pretrain.io.manifest import is_output
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.layout import has_one_sentence_a_line
+from bert_pretrain.text.layout import has_one_sentence_per_line
 
 FORMATS = {
     ".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv",
@@ -34,8 +34,8 @@ FORMATS = {
 }  # fmt: skip
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
-MIN_CORPUS_DOCUMENTS = 20  # the two validation documents of next-sentence prediction are at most a tenth of these
-MAX_SAMPLED_SOURCES = 16  # `data.fraction` selects a share of each of up to 16 sources, or a share of more sources
+MIN_CORPUS_DOCUMENTS = 20  # with fewer documents, holding out two of them would take more than 10 % of the documents
+MAX_SAMPLED_SOURCES = 16  # with more sources, `data.fraction` selects complete sources instead of a part of each
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
@@ -61,7 +61,10 @@ class Source:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that identify the content without reading it. They stay equal if a file is moved."""
+        """Name, size, version and reading settings, by which a later run recognizes the source without reading it.
+
+        They stay equal if a file is moved to another folder.
+        """
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         keys = ("size", "version", "boundary", "splitter", "fraction", "encoding")
         return {"name": name, **{key: getattr(self, key) for key in keys}}
@@ -114,7 +117,7 @@ def resolve(
     *,
     whole_words: bool = False,
     every_split: bool = False,
-    looks: bool = True,
+    detect: bool = True,
     workers: int = 1,
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources in a fixed order, held-out sources last.
@@ -123,7 +126,7 @@ def resolve(
         whole_words: each word is a token; `auto` means that each line is a sentence and blank lines end documents.
         every_split: return all splits of a dataset; otherwise `train` and, unless `config.validation` is set,
             `validation` as held out.
-        looks: detect encoding and layout in the first bytes, as `examined` does; otherwise no file is opened.
+        detect: open each source to detect its encoding and layout, as `examined` does. If False, no source is opened.
         workers: number of processes that examine more than `SOURCES_PER_TASK` sources.
     """
     if not inputs:
@@ -147,7 +150,7 @@ def resolve(
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
         print(f"changes of {', '.join(unversioned[:3])} cannot be detected: no version is known")
-    if not looks:
+    if not detect:
         return sources
     examine = partial(_all_examined, config=config, whole_words=whole_words)
     tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
@@ -320,7 +323,7 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
     if source.format == "txt":
         boundary = source.boundary
         if "auto" in (boundary, splitter):
-            is_split = whole_words or has_one_sentence_a_line(text, config.language)
+            is_split = whole_words or has_one_sentence_per_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
     elif source.format == "jsonl" and text.lstrip().startswith("["):  # not one value per line

@@ -59,8 +59,11 @@ class Tokenizer:
         """Build a tokenizer from the tokens in the order of their ids.
 
         Args:
+            strip_accents: None means the same as `lowercase`.
+            handle_chinese_chars: split at every CJK character.
             whole_words: each word is one token or [UNK]; the other settings have no effect.
-            split_clusters: split scripts without blanks into clusters of characters, as BERT splits Chinese.
+            split_clusters: split scripts without spaces into clusters of characters, as BERT splits Chinese.
+            folder: the folder that the tokenizer was loaded from; pickling needs it.
 
         Raises:
             ValueError: a special token is missing, or a token occurs twice.

@@ -45,9 +45,10 @@ def extend_vocabulary(
 
 
 def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
-    """Return the missing characters of words that are [UNK], as tokens `c` or `##c`, with counts, by falling count.
+    """Return the missing characters of words that are [UNK], as (token, count) in descending order of count.
 
-    Stop if 99.99 % of the text's characters are covered, as in a new vocabulary, or at counts below `min_frequency`.
+    A token is `c` or `##c`. The list ends when 99.99 % of the characters of the text are covered, as in a new
+    vocabulary, or before the first count below `min_frequency`.
     """
     known = set(old.tokens)
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}

@@ -194,7 +194,7 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "distinct_words": len(words),
         "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
         "repairs_and_drops": repairs_and_drops,
-        "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
+        "measured_on": "held-out documents" if held_out else "the training text (no document was held out)",
         "normalization": normalized.metrics,
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
@@ -227,7 +227,7 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
     examples = f": {' '.join(alphabet.left_out[:10])}" if alphabet.left_out else ""
     rarer = f"{len(alphabet.left_out):,} rarer ones left out{examples}"
     print(f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {rarer}")
-    return tokenizer, {"alphabet": metrics, "words_seen_from_count": int(divisor / 2) + 1}
+    return tokenizer, {"alphabet": metrics, "min_word_count": int(divisor / 2) + 1}
 
 
 def _max_text_tokens(config: Config) -> int:
@@ -284,8 +284,8 @@ def _report(tokenizer: Tokenizer, metrics: dict[str, Any], config: VocabConfig) 
         print(f"the text has too many different words: {dropped:,} occurrences of rare ones are not counted")
     for line in describe_reasons(metrics["repairs_and_drops"]):
         print(f"corpus: {line}")
-    if (min_count := metrics.get("words_seen_from_count", 1)) > config.min_frequency:
-        print(f"words that occur fewer than {min_count:,} times are ignored: they are too rare in so much text")
+    if (min_count := metrics.get("min_word_count", 1)) > config.min_frequency:
+        print(f"words with a count below {min_count:,} are ignored, because counts of a large corpus are scaled down")
     if "alphabet" in metrics and tokenizer.vocab_size < config.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.size:,}: with vocab.min_frequency "

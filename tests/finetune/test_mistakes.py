@@ -30,7 +30,7 @@ MISTAKES = {
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
     "one plain tag": ('{"tokens": ["a"], "tags": ["NOUN"]}\n', "tag", "every tag is NOUN", "x.jsonl: line 1"),
     "no entities": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
-    "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),
+    "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of strings", "x.jsonl: line 1"),
     "no words": ('{"tokens": [], "tags": []}\n', "tag", "no words", "x.jsonl: line 1"),
     "other spelling": (asked(answers=["Anna"]), "answer", "answer is not in the context", "x.jsonl: line 1"),
     "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),

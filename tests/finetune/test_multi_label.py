@@ -83,5 +83,5 @@ def test_the_score_line_names_the_classes_missing_in_a_split(toy_model: Path, tm
         test=write_rows(tmp_path / "b.jsonl", rows[:1]), output=tmp_path / "out", settings=Settings(epochs=1),
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if line.startswith("test:")).endswith("(without rows of bad)")
+    assert next(line for line in lines if line.startswith("test:")).endswith("(no rows with bad)")
     assert "without rows" not in next(line for line in lines if line.startswith("validation:"))

@@ -12,7 +12,7 @@ import transformers
 
 from bert_pretrain.finetune import training
 from bert_pretrain.finetune.answer import Answer, Prediction
-from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
+from bert_pretrain.finetune.baselines import fit_and_predict_tfidf, is_clearly_better, most_frequent_tags
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.run import METRICS, finetune
@@ -146,11 +146,12 @@ def test_the_best_of_several_rates_is_kept_and_baselines_are_scored(toy_model, t
 
 def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    probabilities = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1", "2"])
+    labels = ["1"] * 10 + ["0"] * 10
+    probabilities = fit_and_predict_tfidf(good + bad, labels, [["很差"], ["不错"]], ["0", "1", "2"])
     assert [row.argmax() for row in probabilities] == [0, 1]
     assert probabilities[:, 2].tolist() == [0.0, 0.0]
-    assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
-    assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
+    assert fit_and_predict_tfidf([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
+    assert fit_and_predict_tfidf([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
     assert most_frequent_tags(train, [["Paris", "sleeps"]], "O") == [["B-LOC", "O"]]
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]

@@ -131,11 +131,11 @@ def test_a_dry_run_opens_few_of_many_small_files(tmp_path, vocab_folder, monkeyp
     inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.dupe_factor=3", "data.max_seq_length=64"])
     make_data(config, inputs, vocab_folder, tmp_path / "data", dry_run=True)
     assert len(set(opened)) < 100
-    found = dict(re.findall(r"(training|sees the text) +([\d.,]+)", capsys.readouterr().out))
+    found = dict(re.findall(r"(training|token of the text) +([\d.,]+)", capsys.readouterr().out))
     data = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1))
     times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
     assert float(found["training"].replace(",", "")) == pytest.approx(data.rows("train"), rel=0.15)
-    assert float(found["sees the text"]) == pytest.approx(times_seen, rel=0.15)
+    assert float(found["token of the text"]) == pytest.approx(times_seen, rel=0.15)
     assert times_seen > 3.1
 
 

@@ -21,7 +21,7 @@ from tests.text.test_documents import write
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 30_000)
-    monkeypatch.setattr(ingest, "LARGE_ARCHIVE_BYTES", 1000)
+    monkeypatch.setattr(ingest, "MIN_UNPACKED_BYTES", 1000)
 
 
 def build(source: object, vocab: Path, folder: Path, *settings: str) -> tuple[list[str], dict, list[Path]]:

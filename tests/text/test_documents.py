@@ -247,13 +247,13 @@ def test_records_whose_text_is_not_a_string_are_skipped_and_counted(tmp_path, li
     path = write(tmp_path / "a_b.jsonl", as_jsonl(["a"]) + f"{line}\n".encode() + as_jsonl(["a"]) * 199 + line.encode())
     texts, counts = read_all(path)
     assert (texts, describe_reasons(counts)) == (
-        ["a"] * 200, [f"2 records whose text is no string (first: {path}: line 2)"]
+        ["a"] * 200, [f"2 records whose text is not a string (first: {path}: line 2)"]
     )  # fmt: skip
     readers.check_texts(counts, 200)
     with pytest.raises(InputError, match="2 of 190 records") as caught:
         readers.check_texts(counts, 188)
     assert caught.value.where == f"{path}: line 2"
-    again = Counter({f"{readers.NO_STRING} (first: b: line 1)": 3})
+    again = Counter({f"{readers.NON_STRING} (first: b: line 1)": 3})
     assert join_reasons(counts + again) == {next(iter(counts)): 5}
 
 

@@ -7,7 +7,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.languages import recognize, with_language
-from bert_pretrain.text.layout import has_one_sentence_a_line
+from bert_pretrain.text.layout import has_one_sentence_per_line
 from bert_pretrain.text.sources import resolve
 
 TEXTS = {
@@ -74,6 +74,6 @@ def test_layouts_are_detected_in_any_script(language: str) -> None:
         " ".join(words[number % 3 :]) if len(words) > 9 else sentence[17 * (number % 5) :] for number in range(24)
     ]
     blocks = ["\n".join(sentences[first : first + 4]) for first in range(0, 24, 4)]
-    assert has_one_sentence_a_line("\n\n".join(blocks) + "\n", language)
+    assert has_one_sentence_per_line("\n\n".join(blocks) + "\n", language)
     wrapped = [block[first : first + 40] for block in blocks for first in range(0, len(block), 40)]
-    assert not has_one_sentence_a_line("\n".join(line.replace("\n", " ") for line in wrapped) + "\n", language)
+    assert not has_one_sentence_per_line("\n".join(line.replace("\n", " ") for line in wrapped) + "\n", language)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.padded import NOT_PREDICTED
+from bert_pretrain.examples.padded import IGNORE_INDEX
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.loader import TrainingData
 from tests.train.conftest import NewData, rows_of
@@ -52,7 +52,7 @@ def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(
         assert batch["input_ids"].shape == batch["labels"].shape == (5, width or int(lengths.max()))
         is_pad = torch.arange(batch["input_ids"].shape[1]) >= lengths[:, None]
         assert (batch["input_ids"][is_pad] == data.tokenizer().pad_id).all()
-        assert (batch["labels"][is_pad] == NOT_PREDICTED).all()
+        assert (batch["labels"][is_pad] == IGNORE_INDEX).all()
         assert not batch["token_type_ids"][is_pad].any()
         assert torch.equal(is_pad, batch["attention_mask"] == 0)
         assert batch["next_sentence_label"].shape == (5,)

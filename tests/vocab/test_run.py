@@ -99,7 +99,7 @@ def test_min_frequency_counts_the_complete_text(english_text, tmp_path, monkeypa
     num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
     monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", metrics_of(tmp_path / "all")["words"] // 45)
     assert make(english_text, tmp_path / "scaled", *settings).vocab_size > 0.6 * num_tokens
-    assert metrics_of(tmp_path / "scaled")["words_seen_from_count"] in (23, 24)
+    assert metrics_of(tmp_path / "scaled")["min_word_count"] in (23, 24)
 
 
 def test_casing_and_accents_can_be_kept(tmp_path: Path) -> None:
