@@ -137,7 +137,8 @@ class Encoder:
         """Whether the pre-tokenizer never splits a word at a character."""
         if self._tokenizer.split_clusters and UNSPACED.match(character):
             return False
-        return unicodedata.category(character)[0] in "LMN"
+        # The older Unicode tables of `tokenizers` have the Sharada sandhi mark as punctuation.
+        return unicodedata.category(character)[0] in "LMN" and character != "\U000111c9"
 
 
 class ChunkTable:

@@ -4,7 +4,7 @@ from tokenizers import Regex, normalizers
 
 from bert_pretrain.text.sentences import segment
 
-_SENTENCE_MARKS = r"\p{STerm}"  # the Unicode property Sentence_Terminal
+_SENTENCE_MARKS = r"(?:\p{STerm}|\u1361\u1361)"  # the Unicode property Sentence_Terminal; Ethiopic, see `sentences.py`
 _SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
 _MIN_MARKS = 1 / 500  # share of the characters; a language with a smaller share is written without sentence marks
 

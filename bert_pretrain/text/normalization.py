@@ -65,7 +65,7 @@ def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
     removed: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if len(after := clean.normalize_str(chunk)) < len(chunk):
-            for character in set(chunk) - set(after):
+            for character in sorted(set(chunk) - set(after)):
                 removed[character] += count
     return removed
 

@@ -9,9 +9,10 @@ import re
 
 import sentencex
 
-# The sentence ends of languages for which `sentencex` has no rules.
+# The sentence ends for which `sentencex` has no rules. In Amharic and Tigrinya, two word spaces stand for a full stop.
 _ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
 _ENDS["dz"] = _ENDS["bo"]
+_ENDS["am"] = _ENDS["ti"] = re.compile(r"(?<=\u1361\u1361)\s*")
 WINDOW_CHARACTERS = 1 << 12
 # `sentencex` 1.0.32 panics at a capital letter followed by a non-ASCII blank and a dot.
 _WIDE_BLANKS = "".join(map(chr, (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)))

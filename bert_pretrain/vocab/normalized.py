@@ -75,7 +75,7 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
 
 
 def _report(
-    loss: AccentLoss, removed: Mapping[str, int], num_words: int, metrics: Mapping[str, Any], *, forced: bool
+    loss: AccentLoss, removed: Counter[str], num_words: int, metrics: Mapping[str, Any], *, forced: bool
 ) -> None:
     if loss.examples and metrics["strip_accents"]:
         is_harmful = forced and loss.changed > MAX_CHANGED_WORDS
@@ -89,7 +89,7 @@ def _report(
             "the text has no blanks between words, so it is split into clusters of a letter and its marks\n"
             "  hint: for whole words as tokens, put blanks between words with icu4py (docs/languages.md)"
         )
-    for character, count in list(removed.items())[:3]:
+    for character, count in removed.most_common(3):
         if count > MAX_CHANGED_WORDS * num_words:
             code = f"U+{ord(character):04X} ({name(character, 'no name')})"
             print(f"BERT's clean-up removes {code} from {count / num_words:.1%} of the words")

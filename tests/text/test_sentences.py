@@ -86,7 +86,15 @@ def test_time_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.M
     assert squeezed("".join(found)) == squeezed(text)
 
 
-@pytest.mark.parametrize(("language", "text"), [("km", "នេះជាប្រយោគ។ នេះជាប្រយោគទីពីរ។"), ("bo", "འདི་གཅིག །  འདི་གཉིས །")])
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("km", "នេះជាប្រយោគ។ នេះជាប្រយោគទីពីរ។"),
+        ("bo", "འདི་གཅིག །  འདི་གཉིས །"),
+        ("am", "ሰላም ነው፡፡ እንዴት፡ነህ።"),
+        ("ti", "ሰላም፡ነው፡፡እንዴት ነህ፡፡"),
+    ],
+)
 def test_languages_without_sentencex_rules_are_split(language: str, text: str) -> None:
     assert len(SentenceSplitter("sentencex", language).split(text)) == 2
 

@@ -60,6 +60,14 @@ def test_only_english_and_chinese_are_lowercased_by_default(tmp_path: Path, caps
     assert {"müller", "häusern"} <= set(lowercase.tokens)
 
 
+def test_the_characters_removed_most_often_are_reported(tmp_path: Path, capsys) -> None:
+    rare = "a\u00adb c\u200fd e\ufefff " + "کتاب خانه " * 60
+    text = "می\u200cخواهم کتاب\u200cها خانه"
+    make(f"{text}\n{rare}\n" + f"{text} " * 60, "fa", tmp_path)
+    output = capsys.readouterr().out
+    assert "removes U+200C (ZERO WIDTH NON-JOINER) from 3" in output
+
+
 def test_accents_of_english_are_stripped_and_reported(tmp_path: Path, capsys) -> None:
     tokenizer = make(ENGLISH + "one two three four five six seven " * 20, "en", tmp_path)
     assert tokenizer.settings["strip_accents"] is None
