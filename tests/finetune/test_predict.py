@@ -204,6 +204,7 @@ def test_tags_and_answers_are_written_in_the_format_of_their_task(folder_of, tag
     [
         ('{"txt": "a"}\n', {}, "no column 'text'; did you mean 'txt'?", ": line 1"),
         ('{"text": "a"}\n{"text": ""}\n', {}, "'text' is empty", ": line 2"),
+        ('{"text": "\u200b"}\n', {}, "'text' has only characters that the tokenizer removes", ": line 1"),
         ('{"text": ""}\n', {"skip_empty": True}, "the input has no rows", ""),
     ],
 )
