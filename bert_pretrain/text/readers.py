@@ -305,13 +305,13 @@ class ClassName(str):
 def _namer(feature: Any) -> Callable[[Any], Any] | None:
     """Return a function from numbers to class names for a `ClassLabel` or a list of them, or None for other features.
 
-    In a single `ClassLabel`, the number -1 means no label and becomes None.
+    Negative numbers mean no label and become None.
     """
     import datasets
 
-    inner = getattr(feature, "feature", None)
     if isinstance(feature, datasets.ClassLabel):
         return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
-    if isinstance(inner, datasets.ClassLabel):
-        return lambda values: None if values is None else [ClassName(inner.int2str(value), value) for value in values]
+    inner = getattr(feature, "feature", None)
+    if isinstance(inner, datasets.ClassLabel) and (namer := _namer(inner)):
+        return lambda values: None if values is None else list(map(namer, values))
     return None
