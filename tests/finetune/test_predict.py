@@ -199,6 +199,23 @@ def test_tags_and_answers_are_written_in_the_format_of_their_task(folder_of, tag
     assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
 
 
+def test_rows_that_the_output_cannot_hold_are_errors_before_computing(folder_of, tagger, tmp_path, monkeypatch) -> None:
+    reader = folder_of("QuestionAnswering")
+    asked = {"question": "who ?", "context": "anna is good"}
+    source = write_rows(tmp_path / "a.jsonl", [asked, asked | {"context": ""}, asked])
+    predict(reader, source, tmp_path / "o.json", config=CPU, skip_empty=True)
+    assert list(json.loads((tmp_path / "o.json").read_text())) == ["0", "2"]
+    monkeypatch.setattr("bert_pretrain.finetune.predict.FinetunedBert.logits", None)
+    source = write_rows(tmp_path / "a.jsonl", [asked | {"id": "q"}] * 2)
+    with pytest.raises(InputError, match="the id 'q' occurs twice"):
+        predict(reader, source, tmp_path / "o.json", config=CPU)
+    for word in ("", " ", "a\tb", "c\nd", "-DOCSTART-"):
+        source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna", word]}])
+        with pytest.raises(InputError, match="cannot be written to") as caught:
+            predict(tagger, source, tmp_path / "o.conll", config=CPU)
+        assert ".jsonl" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("text", "options", "what", "where"),
     [
