@@ -114,6 +114,25 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
+def test_files_of_tags_and_tables_of_texts_are_told_apart(folder_of, tagger, tmp_path) -> None:
+    names = dict(enumerate(["DET", "NOUN", "."]))
+    parts_of_speech = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    for model, text, words in (
+        (parts_of_speech, "the DET\nfilm NOUN\n. .\n", [["the", "film", "."]]),
+        (parts_of_speech, "good film .\nthe day .\n", [["good", "film", "."], ["the", "day", "."]]),
+        (tagger, "# id 1\nanna B-PER\nis O\n", [["anna", "is"]]),
+    ):
+        (tmp_path / "a.txt").write_text(text)
+        assert [line["tokens"] for line in run(model, tmp_path / "a.txt", tmp_path / "o.jsonl")] == words
+    (tmp_path / "a.tsv").write_text("id\tbody\nx1\tgood film\n")
+    with pytest.raises(InputError, match="there is no column 'text'"):
+        run(tagger, tmp_path / "a.tsv", tmp_path / "o.jsonl")
+    source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna"], "body": "good film"}])
+    for path in (tmp_path / "a.tsv", source):
+        (line,) = run(tagger, path, tmp_path / "o.jsonl", changes={"text_field": "body"})
+        assert line["tokens"] == ["good", "film"]
+
+
 def test_the_detected_encoding_is_printed_once(tagger: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
     run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
