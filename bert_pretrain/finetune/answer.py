@@ -86,7 +86,7 @@ class Answer(Task):
             else:
                 dicts = [{"text": each} if isinstance(each, str) else each for each in answers]
                 pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
-            nonempty = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in pairs if text.strip()]
+            nonempty = [(text, _start_of(start)) for text, start in pairs if text.strip()]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
             raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
@@ -159,7 +159,8 @@ class Answer(Task):
             null_scores[window.example] = min(null_scores[window.example], float(starts[0] + ends[0]))
         predictions = []
         for example, candidates, null_score in zip(examples, spans, null_scores, strict=True):
-            best = sorted(candidates, key=lambda span: (-span[2], span))[:N_BEST]
+            highest = {span[:2]: span for span in sorted(candidates, key=lambda span: span[2])}  # windows overlap
+            best = sorted(highest.values(), key=lambda span: (-span[2], span))[:N_BEST]
             is_null = not best or (self.allows_no_answer and null_score > best[0][2])
             text = "" if is_null else cut(example.inputs["context"], *best[0][:2])
             predictions.append(Prediction(text, best, null_score))
@@ -231,6 +232,12 @@ def _squad_names(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the keys of CMRC 2018 to those of SQuAD."""
     names = {"context_text": "context", "query_text": "question", "query_id": "id"}
     return {names.get(name, name): value for name, value in values.items()}
+
+
+def _start_of(value: Any) -> int:
+    """Return an `answer_start` as an integer. pandas writes 8.0, CSV has "8". Other values become NOT_FOUND."""
+    match = re.fullmatch(r"(\d+)(\.0)?", str(value))
+    return int(match[1]) if match else NOT_FOUND
 
 
 def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:

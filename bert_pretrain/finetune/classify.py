@@ -15,6 +15,7 @@ from bert_pretrain.finetune.settings import Settings, flag_of
 from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.readers import ClassName
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.texts import is_empty
 
 _USE_REGRESSION = "pass --regression to predict numbers, or write classes as words or integers"
 
@@ -37,8 +38,9 @@ class Classify(Task):
     def rows(self, source: LabelledInput) -> list[Example]:
         rows = read_rows(source, self.settings.text_field)
         if source.flag == "--train":
-            labels = {str(row.values.get(self.label_column) or "") for row in rows} - {""}
-            self.dash_is_class = "+" in labels or len(labels) < 3
+            values = [row.values.get(self.label_column) for row in rows]
+            others = {str(value) for value in values if value not in (None, "", "-")}
+            self.dash_is_class = "+" in others or len(others) < 2
         return rows
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
@@ -53,8 +55,9 @@ class Classify(Task):
                 what = f"'{column}' is not text but {type(value).__name__}"
                 raise UnusableRow(what, where=row.where, remedy="fix the value, or remove the row")
             inputs[name] = value if value and value.strip() else ""
-        if not inputs["text"]:
-            what = f"'{self.settings.text_field}' is empty"
+        if is_empty(inputs["text"], strips_accents=self.tokenizer.strips_accents):
+            reason = "has only characters that the tokenizer removes" if inputs["text"] else "is empty"
+            what = f"'{self.settings.text_field}' {reason}"
             raise UnusableRow(what, where=row.where, remedy="add the text, or remove the row")
         return inputs
 
@@ -197,6 +200,8 @@ def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, fl
 
 
 def _number_of(label: Any) -> float | None:
+    if isinstance(label, str) and "_" in label:  # `float` reads "1_1" as 11
+        return None
     try:
         value = float(label)
     except (TypeError, ValueError, OverflowError):

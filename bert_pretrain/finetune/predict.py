@@ -6,16 +6,17 @@ All rows are read and checked first, so that an invalid row stops the command be
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, first_problem
+from bert_pretrain.errors import ConfigError, DataError, InputError, first_problem
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
-from bert_pretrain.finetune.rows import INPUT, LabelledInput
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput
 from bert_pretrain.finetune.run import KIND, TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task
@@ -26,6 +27,7 @@ from bert_pretrain.tools.texts import check_output_file
 
 BUFFER_ROWS = 1024  # rows that are encoded and sorted by length together
 _TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": any task
+_CONLL_WORD = re.compile(r"(?!-DOCSTART-)[^ \t\r\n][^\t\n]*")  # words that `read_conll` reads back
 
 
 def predict(
@@ -48,6 +50,7 @@ def predict(
         raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
     task = _open_task(model, finetuned, changes or {})
     examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
+    _check_rows(examples, output)
     added: list[dict[str, Any]] = []
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
         for begin in range(0, len(examples), BUFFER_ROWS):
@@ -63,13 +66,32 @@ def predict(
     if output.suffix == ".conll":
         rows = [{"tokens": each.inputs["tokens"], **new} for each, new in zip(examples, added, strict=True)]
     elif output.suffix == ".json":
-        rows = [{"id": each.inputs.get("id", number), **added[number]} for number, each in enumerate(examples)]
+        rows = [{"id": _id_of(each), **new} for each, new in zip(examples, added, strict=True)]
     else:
         renamed = [{names[name]: value for name, value in new.items()} for new in added]
         rows = [each.values | new for each, new in zip(examples, renamed, strict=True)]
     write_rows(output, rows)
     task.report_long_examples(examples, "input")
     print(f"written    {output}: {len(examples):,} rows with {', '.join(names.values())}")
+
+
+def _id_of(example: Example) -> str:
+    return str(example.inputs.get("id", example.row))
+
+
+def _check_rows(examples: list[Example], output: Path) -> None:
+    """Raise InputError if the format of the output cannot hold the rows."""
+    ids: set[str] = set()
+    for example in examples:
+        what = ""
+        if output.suffix == ".json" and _id_of(example) in ids:
+            what = f"the id '{_id_of(example)}' occurs twice, but .json holds one answer per id"
+        elif output.suffix == ".conll":
+            wrong = [word for word in example.inputs["tokens"] if not _CONLL_WORD.fullmatch(word)]
+            what = f"the word {wrong[0]!r} cannot be written to .conll" if wrong else ""
+        if what:
+            raise InputError(what, where=example.where, remedy="use a name that ends in .jsonl for --output")
+        ids.add(_id_of(example))
 
 
 def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -> Task:
@@ -118,7 +140,7 @@ def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
             pairs = (zip(row["tokens"], row["tags"], strict=True) for row in rows)
             file.write("\n".join("".join(f"{word}\t{tag}\n" for word, tag in pair) for pair in pairs))
         else:
-            file.write(_json({str(row["id"]): row["answer"] for row in rows}) + "\n")
+            file.write(_json({row["id"]: row["answer"] for row in rows}) + "\n")
 
 
 def _json(value: Any) -> str:

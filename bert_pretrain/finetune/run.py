@@ -7,12 +7,13 @@ All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with the m
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,22 +153,30 @@ def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], num_groups: 
     If one part lacks a class, a group with this class is moved there from the other part. If possible, another group is
     moved back. A group is only moved if the part that it leaves still has all its classes.
     """
-    parts = [list(order[:num_groups]), list(order[num_groups:])]
+    places = itertools.count()
+    parts = [{group: next(places) for group in groups} for groups in (order[:num_groups], order[num_groups:])]
+    counts = [Counter(name for group in part for name in classes[group]) for part in parts]
+    groups_of: dict[str, list[Any]] = {}
+    for group in order:
+        for name in classes[group]:
+            groups_of.setdefault(name, []).append(group)
 
-    def removable(part: list[Any]) -> Iterator[Any]:
-        counts = Counter(name for group in part for name in classes[group])
-        return (group for group in part if all(counts[name] > 1 for name in classes[group]))
+    def removable(groups: Iterable[Any], part: int) -> Iterator[Any]:
+        present = (group for group in groups if group in parts[part])
+        return (group for group in present if all(counts[part][name] > 1 for name in classes[group]))
 
-    for name in sorted(set().union(*classes.values())):
-        for lacking, other in (parts, parts[::-1]):
-            if not any(name in classes[group] for group in lacking):
-                wanted = next((group for group in removable(other) if name in classes[group]), None)
-                if wanted is not None:
-                    if (returned := next(removable(lacking), None)) is not None:
-                        lacking.remove(returned)
-                        other.append(returned)
-                    other.remove(wanted)
-                    lacking.append(wanted)
+    def move(group: Any, part: int) -> None:
+        del parts[1 - part][group]
+        counts[1 - part].subtract(classes[group])
+        parts[part][group] = next(places)
+        counts[part].update(classes[group])
+
+    for name in sorted(groups_of):
+        for lacking, other in ((0, 1), (1, 0)):
+            if not counts[lacking][name] and (found := list(removable(groups_of[name], other))):
+                if (returned := next(removable(parts[lacking], lacking), None)) is not None:
+                    move(returned, other)
+                move(min(found, key=parts[other].__getitem__), lacking)
     return set(parts[0])
 
 

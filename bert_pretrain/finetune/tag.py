@@ -1,12 +1,13 @@
 """`tag`: predicts a tag for every word, at the first WordPiece token of the word.
 
-Tags are BIO tags of entities, or plain classes of words such as parts of speech if no tag is `O` or has a prefix. Long
-sentences are split into overlapping windows. Each word is labelled in exactly one window, with context on both sides.
+Tags are BIO tags of entities, or plain classes of words such as parts of speech if no tag has a prefix. Long sentences
+are split into overlapping windows. Each word is labelled in exactly one window, with context on both sides.
 """
 
 import re
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,8 @@ from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S.*)")  # of BIO, IOBES, BMES and BILOU
-_TAGGED_LINE = re.compile(r"-DOCSTART-.*|\S+[ \t](.*[ \t])?(O|[BIMESLUW]-\S+)\s*")
+_BARE_TAGS, _BARE_KIND = set("BIMESLUW"), "ENTITY"  # tags without a kind, and the kind that they get
+_CONLL_U = re.compile(r"\d+([-.]\d+)?(\t[^\t]+){9}")
 _FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
 
 
@@ -45,7 +47,8 @@ class Tag(Task):
             values = [row.values.get(self.label_column) for row in rows]
             tags = {tag for value in values if isinstance(value, list) for tag in value if isinstance(tag, str)}
             tags |= set(self.settings.tag_names)
-            self.has_plain_tags = bool(tags) and not any(map(_ENTITY_TAG.fullmatch, tags))
+            has_prefix = any(map(_ENTITY_TAG.fullmatch, tags - {OUTSIDE}))
+            self.has_plain_tags = not has_prefix and not tags <= _BARE_TAGS | {OUTSIDE}
         return rows
 
     def _rows(self, source: LabelledInput) -> list[Example]:
@@ -53,10 +56,7 @@ class Tag(Task):
         predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
         is_text = False
         if predicts and kind in ("tsv", "txt"):
-            lines = first_lines(source)
-            has_tags = bool(lines) and all(map(_TAGGED_LINE.fullmatch, lines))
-            has_header = bool(lines) and text_field in lines[0].split("\t")
-            is_text = not has_tags and (kind == "txt" or has_text_field or has_header)
+            is_text = has_text_field or not _end_in_tags(first_lines(source), self.labels)
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # "": CoNLL files have many suffixes, such as .train
             return read_conll(source, column, self.label_column)
         rows = read_rows(source, text_field)
@@ -64,10 +64,9 @@ class Tag(Task):
             what = "entities as positions in a text (the format of CLUENER) are not supported"
             raise InputError(what, where=rows[0].where, remedy=f"convert the file to JSONL with {_FORMAT}")
         for row in rows if predicts else ():
-            if column not in row.values and (has_text_field or text_field in row.values):
+            if has_text_field or (column not in row.values and (is_text or text_field in row.values)):
                 text = row.get(text_field, "--text-field")
-                if isinstance(text, str | None):
-                    row.values[column] = self._split_words(text or "")
+                row.values[column] = self._split_words(text) if isinstance(text, str) else []
         return rows
 
     def _split_words(self, text: str) -> list[str]:
@@ -90,6 +89,7 @@ class Tag(Task):
             raise UnusableRow(what, where=row.where, remedy="write one tag per word")
         if self.has_plain_tags:
             return tags
+        tags = [f"{tag}-{_BARE_KIND}" if tag in _BARE_TAGS else tag for tag in tags]
         if wrong := [tag for tag in tags if not _ENTITY_TAG.fullmatch(tag)]:
             remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words; {_FORMAT}"
             raise UnusableRow(f"the tag {wrong[0]!r} is not a BIO tag", where=row.where, remedy=remedy)
@@ -238,6 +238,37 @@ def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, ran
     return [(words, range(*labelled)) for words, labelled in zip(shown, pairwise(borders), strict=True)]
 
 
+def _fields_of(lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the fields of each line of CoNLL's format. A line between sentences has no fields.
+
+    In CoNLL-U the fields are FORM and UPOS, without ranges (1-2) and empty nodes (1.1). Comments are left out: lines
+    with `# ` at the start and another number of fields than the first word.
+    """
+    first = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    is_conll_u, width = _CONLL_U.fullmatch(first.strip()), len(_split(first))
+    for number, line in enumerate(lines, start=1):
+        fields = _split(line) if line.strip() and not line.startswith("-DOCSTART-") else []
+        if is_conll_u and fields:
+            if fields[0].isdecimal():
+                yield number, fields[1:4:2]
+        elif not line.startswith("# ") or len(fields) == width:
+            yield number, fields
+
+
+def _split(line: str) -> list[str]:
+    """Split a line at tabs if it has any, otherwise at blanks. A word such as 10 000 may have a no-break space."""
+    text = line.strip(" \t\r")
+    return [field for field in text.split("\t" if "\t" in text else " ") if field]
+
+
+def _end_in_tags(lines: Sequence[str], labels: Sequence[str]) -> bool:
+    """Return whether most lines end in a tag. Tags of punctuation do not count, because texts also end in `.`."""
+    known = {label for label in labels if label[:1].isalnum()}
+    words = [fields for _, fields in _fields_of(lines) if fields]
+    tags = [fields[-1] for fields in words if len(fields) > 1]
+    return 2 * sum(tag in known or bool(_ENTITY_TAG.fullmatch(tag)) for tag in tags) > len(words)
+
+
 def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Example]:
     """Read CoNLL's format: the first field of a line is the word, the last its tag. Blank lines separate sentences.
 
@@ -250,11 +281,8 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
     rows: list[Example] = []
     lines: list[tuple[int, list[str]]] = []  # line numbers and fields of the current sentence
     row_number = 0
-    for number, line in enumerate([*read_text(source).split("\n"), ""], start=1):
-        if line.strip() and not line.startswith("-DOCSTART-"):
-            # Only tabs or blanks separate fields: a word such as 10 000 may contain a no-break space.
-            text = line.strip(" \t\r")
-            fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
+    for number, fields in _fields_of([*read_text(source).split("\n"), ""]):
+        if fields:
             is_first = not rows and not lines and source.flag != INPUT
             has_word_or_all_tags = not _ENTITY_TAG.fullmatch(fields[-1]) or all(map(_ENTITY_TAG.fullmatch, fields))
             if is_first and len(fields) > 4 and has_word_or_all_tags:

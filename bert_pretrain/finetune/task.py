@@ -74,9 +74,12 @@ class Task(ABC):
         for row in rows:
             try:
                 row.inputs = self.inputs_of(row)
-                row.label = self.label_of(row, source) if has_labels else None
+                value = row.values.get(self.label_column)
+                is_partial = isinstance(value, list) and None in value  # also negative numbers of a `ClassLabel`
+                row.label = self.label_of(row, source) if has_labels and not is_partial else None
                 if needs_labels and row.label is None:
-                    what, remedy = f"'{self.label_column}' has no label", "label the row, or remove it"
+                    missing = "a null or a negative number as a label" if is_partial else "no label"
+                    what, remedy = f"'{self.label_column}' has {missing}", "label the row, or remove it"
                     raise UnusableRow(what, where=row.where, remedy=remedy)
                 examples.append(row)
             except UnusableRow as error:

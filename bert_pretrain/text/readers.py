@@ -213,7 +213,7 @@ def _read_csv(
     any_width: bool,
 ) -> Iterator[Record]:
     """Yield the rows of CSV or TSV. The missing fields of a short row are None."""
-    position, num_bytes = Position(part, "line", 1), 0
+    position, num_bytes, is_tsv = Position(part, "line", 1), 0, part.source.format == "tsv"
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
@@ -221,15 +221,15 @@ def _read_csv(
         for block in itertools.chain(text_files.text_blocks(part, counts, strict=strict), [""]):
             text = rest + block
             end = text.rfind("\n") + 1 if block else len(text)
-            for line in io.StringIO(text[:end], newline=""):
+            for line in io.StringIO(text[:end], newline="\n" if is_tsv else ""):  # "" also splits at a lone \r
                 num_bytes += len(line) if line.isascii() else len(line.encode())
                 text_files.check_record_size(num_bytes, max_bytes, position)
-                yield line
+                yield line.rstrip("\r\n").replace("\r", " ") if is_tsv else line
             rest = text[end:]
             text_files.check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
     # Unless the dialect is strict, an unclosed quote joins all following lines.
-    dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
+    dialect = _TSV if is_tsv else {"strict": True, "delimiter": part.source.delimiter}
     csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # a global limit; `lines` limits each record
     reader = csv.reader(lines(), **dialect)
     try:
@@ -305,13 +305,13 @@ class ClassName(str):
 def _namer(feature: Any) -> Callable[[Any], Any] | None:
     """Return a function from numbers to class names for a `ClassLabel` or a list of them, or None for other features.
 
-    In a single `ClassLabel`, the number -1 means no label and becomes None.
+    Negative numbers mean no label and become None.
     """
     import datasets
 
-    inner = getattr(feature, "feature", None)
     if isinstance(feature, datasets.ClassLabel):
         return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
-    if isinstance(inner, datasets.ClassLabel):
-        return lambda values: None if values is None else [ClassName(inner.int2str(value), value) for value in values]
+    inner = getattr(feature, "feature", None)
+    if isinstance(inner, datasets.ClassLabel) and (namer := _namer(inner)):
+        return lambda values: None if values is None else list(map(namer, values))
     return None

@@ -26,7 +26,7 @@ from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
-from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups
+from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups, is_empty
 
 METRICS = ("original", "word-l2r")
 GOOD, BAD = "sentence_good", "sentence_bad"  # fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)
@@ -99,7 +99,8 @@ def score_pairs(
     `UID` if records have it and `by` is None. Equal scores count as wrong.
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
-    pairs = read_pairs(inputs, by, encoding=config.data.encoding)
+    strips_accents = scorer.bert.tokenizer.strips_accents
+    pairs = read_pairs(inputs, by, strips_accents=strips_accents, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     check_output_file(output, (text.location for text in texts))
     scorer.refuse_long(texts)  # before hours of scoring
@@ -121,7 +122,9 @@ def _accuracy(correct: list[bool]) -> dict[str, float]:
     return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
 
 
-def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8") -> list[tuple[Text, Text, str]]:
+def read_pairs(
+    inputs: Sequence[str], by: str | None, *, strips_accents: bool = False, encoding: str = "utf-8"
+) -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
     The group is the value of the field `by`, which every record must have. Without `by`, it is the value of `UID`, or
@@ -135,7 +138,8 @@ def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8"
         for record, position in read_records(ByteRange(source), Counter()):
             for field in (GOOD, BAD, by) if by else (GOOD, BAD):
                 value = record.get(field)
-                if not isinstance(value, str | int if field == by else str) or not str(value).strip():
+                is_valid = isinstance(value, str | int if field == by else str)
+                if not is_valid or is_empty(str(value), strips_accents=strips_accents):
                     what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
                     raise InputError(what, where=str(position), remedy="add it, or remove the record")
             texts = (repair_surrogates(record[field]) for field in (GOOD, BAD))

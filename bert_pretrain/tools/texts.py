@@ -43,13 +43,14 @@ class Text:
     def where(self) -> str:
         return f"{self.location}: {self.unit} {self.row}"
 
-    def is_empty(self, *, strips_accents: bool) -> bool:
-        """Return whether the text has only blanks and characters that BERT's tokenizer removes."""
-        removed = ("C", "Mn") if strips_accents else ("C",)
-        return all(
-            character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith(removed)
-            for character in self.text
-        )
+
+def is_empty(text: str, *, strips_accents: bool) -> bool:
+    """Return whether a text has only blanks and characters that BERT's tokenizer removes."""
+    removed = ("C", "Mn") if strips_accents else ("C",)
+    return all(
+        character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith(removed)
+        for character in text
+    )
 
 
 class Texts:
@@ -69,10 +70,10 @@ class Texts:
             print("texts      each line of .txt is one text")
         counts: Counter[str] = Counter()
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
-            if (is_empty := text.is_empty(strips_accents=strips_accents)) and not skip_empty:
+            if (skipped := is_empty(text.text, strips_accents=strips_accents)) and not skip_empty:
                 raise _empty_error(text)
-            counts["empty_texts_skipped"] += is_empty
-            self.num_texts += not is_empty
+            counts["empty_texts_skipped"] += skipped
+            self.num_texts += not skipped
         if notes := describe_reasons(join_reasons(counts)):  # such as skipped texts and repaired characters
             print(f"found      {', '.join(notes)}")
         if not self.num_texts:
@@ -85,7 +86,7 @@ class Texts:
                 yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
-        return (text for text in self._read(Counter()) if not text.is_empty(strips_accents=self._strips_accents))
+        return (text for text in self._read(Counter()) if not is_empty(text.text, strips_accents=self._strips_accents))
 
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:

@@ -1,8 +1,12 @@
 """SQuAD metrics, by character for Chinese."""
 
+import numpy as np
 import pytest
 
-from bert_pretrain.finetune.answer import cut, normalized_words, squad_scores, word_f1
+from bert_pretrain.finetune.answer import Answer, cut, normalized_words, squad_scores, word_f1
+from bert_pretrain.finetune.rows import Example
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.task import Window
 
 
 def test_scores_match_the_squad_definition() -> None:
@@ -28,6 +32,21 @@ def test_impossible_questions_of_csv(read, value: str, expected: int) -> None:
     text = f"question,context,answers,is_impossible\nwho ?,anna is good,{answers},{value}\n"
     (example,) = read("answer", "a.csv", text, flag="--test")[0]
     assert len(example.label) == expected
+
+
+@pytest.mark.parametrize("start", [13, 13.0, "13", "13.0"])
+def test_an_answer_start_may_be_a_float_or_text(read, start) -> None:
+    row = {"question": "who ?", "context": "the anna and anna", "answers": {"text": ["anna"], "answer_start": [start]}}
+    (example,) = read("answer", "a.jsonl", [row])[0]
+    assert example.label == [("anna", 13)]
+
+
+def test_a_span_of_several_windows_is_kept_once_with_its_highest_score(tokenizer) -> None:
+    example = Example(0, "", {}, {"question": "who ?", "context": "anna"})
+    windows = [Window(0, [2, 5, 3], [0, 1, 1], {}, [None, (0, 4), None])] * 2
+    scores = [np.array([0.0, 3.0, 0.0]), np.array([0.0, 1.0, 0.0])]
+    (prediction,) = Answer(Settings().resolve("answer", 32), tokenizer).decode([example], windows, (scores, scores))
+    assert prediction.spans == [(0, 4, 6.0)]
 
 
 def test_chinese_answers_are_compared_by_character() -> None:

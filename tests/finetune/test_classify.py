@@ -10,6 +10,7 @@ from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import write_rows
 
 
 @pytest.mark.parametrize("pair_field", [None, "pair"])
@@ -42,3 +43,17 @@ def test_classes_are_in_the_order_of_the_dataset_or_sorted_by_number(tokenizer: 
         task = Classify(Settings(), tokenizer)
         task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [])
         assert task.labels == classes
+
+
+def test_a_dash_of_the_validation_rows_is_no_class_if_the_training_rows_have_two_others(tokenizer, tmp_path) -> None:
+    task = Classify(Settings(), tokenizer)
+    for flag, labels in (("--train", [0, 1]), ("--validation", [0, 1, "-"])):
+        path = write_rows(tmp_path / f"{flag}.jsonl", [{"text": "good", "label": label} for label in labels])
+        assert [example.label for example in task.read(LabelledInput(path, flag))] == ["0", "1"]
+
+
+def test_labels_with_underscores_are_words(read, tokenizer: Tokenizer) -> None:
+    task = Classify(Settings(), tokenizer)
+    rows = [{"text": "good", "label": label} for label in ("1_1", "10_2")]
+    task.set_labels(read("classify", "a.jsonl", rows)[0], [])
+    assert task.labels == ["10_2", "1_1"]

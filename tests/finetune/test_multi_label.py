@@ -76,6 +76,14 @@ def test_hold_out_keeps_each_class_in_both_parts_where_possible() -> None:
     assert hold_out(range(4), dict(enumerate([{"a"}, {"a"}, {"b"}, {"b"}])), 2) == {1, 2}
 
 
+def test_hold_out_is_fast_for_2000_classes_with_ten_rows_each() -> None:
+    classes = {group: {str(group * 7 % 2000)} for group in range(20_000)}
+    held_out = hold_out(range(20_000), classes, 2000)
+    assert len(held_out) == 2000
+    for part in (held_out, classes.keys() - held_out):
+        assert len(set().union(*map(classes.__getitem__, part))) == 2000
+
+
 def test_the_score_line_names_the_classes_missing_in_a_split(toy_model: Path, tmp_path: Path, capsys) -> None:
     rows = [{"text": "good film", "label": "good"}, {"text": "bad film", "label": "bad"}] * 10
     finetune(

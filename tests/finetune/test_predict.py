@@ -114,6 +114,25 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
+def test_files_of_tags_and_tables_of_texts_are_told_apart(folder_of, tagger, tmp_path) -> None:
+    names = dict(enumerate(["DET", "NOUN", "."]))
+    parts_of_speech = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    for model, text, words in (
+        (parts_of_speech, "the DET\nfilm NOUN\n. .\n", [["the", "film", "."]]),
+        (parts_of_speech, "good film .\nthe day .\n", [["good", "film", "."], ["the", "day", "."]]),
+        (tagger, "# id 1\nanna B-PER\nis O\n", [["anna", "is"]]),
+    ):
+        (tmp_path / "a.txt").write_text(text)
+        assert [line["tokens"] for line in run(model, tmp_path / "a.txt", tmp_path / "o.jsonl")] == words
+    (tmp_path / "a.tsv").write_text("id\tbody\nx1\tgood film\n")
+    with pytest.raises(InputError, match="there is no column 'text'"):
+        run(tagger, tmp_path / "a.tsv", tmp_path / "o.jsonl")
+    source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna"], "body": "good film"}])
+    for path in (tmp_path / "a.tsv", source):
+        (line,) = run(tagger, path, tmp_path / "o.jsonl", changes={"text_field": "body"})
+        assert line["tokens"] == ["good", "film"]
+
+
 def test_the_detected_encoding_is_printed_once(tagger: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
     run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
@@ -199,11 +218,29 @@ def test_tags_and_answers_are_written_in_the_format_of_their_task(folder_of, tag
     assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
 
 
+def test_rows_that_the_output_cannot_hold_are_errors_before_computing(folder_of, tagger, tmp_path, monkeypatch) -> None:
+    reader = folder_of("QuestionAnswering")
+    asked = {"question": "who ?", "context": "anna is good"}
+    source = write_rows(tmp_path / "a.jsonl", [asked, asked | {"context": ""}, asked])
+    predict(reader, source, tmp_path / "o.json", config=CPU, skip_empty=True)
+    assert list(json.loads((tmp_path / "o.json").read_text())) == ["0", "2"]
+    monkeypatch.setattr("bert_pretrain.finetune.predict.FinetunedBert.logits", None)
+    source = write_rows(tmp_path / "a.jsonl", [asked | {"id": "q"}] * 2)
+    with pytest.raises(InputError, match="the id 'q' occurs twice"):
+        predict(reader, source, tmp_path / "o.json", config=CPU)
+    for word in ("", " ", "a\tb", "c\nd", "-DOCSTART-"):
+        source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna", word]}])
+        with pytest.raises(InputError, match="cannot be written to") as caught:
+            predict(tagger, source, tmp_path / "o.conll", config=CPU)
+        assert ".jsonl" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("text", "options", "what", "where"),
     [
         ('{"txt": "a"}\n', {}, "no column 'text'; did you mean 'txt'?", ": line 1"),
         ('{"text": "a"}\n{"text": ""}\n', {}, "'text' is empty", ": line 2"),
+        ('{"text": "\u200b"}\n', {}, "'text' has only characters that the tokenizer removes", ": line 1"),
         ('{"text": ""}\n', {"skip_empty": True}, "the input has no rows", ""),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import LabelledInput, read_rows
+from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.hub_datasets import VALIDATION
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -54,6 +55,21 @@ def test_a_dataset_gives_the_split_of_the_flag_and_class_names(tmp_path: Path) -
     assert (
         caught.value.remedy == f"choose one: dataset:{tmp_path}/other@train or dataset:{tmp_path}/other@{VALIDATION[1]}"
     )
+
+
+@pytest.mark.parametrize(("task", "inputs"), [("classify", {"text": "good"}), ("tag", {"tokens": ["a", "b"]})])
+def test_rows_with_a_list_that_lacks_a_label_are_skipped(tokenizer, tmp_path, capsys, task, inputs) -> None:
+    names = datasets.List(datasets.ClassLabel(names=["B-A", "B-B"]))
+    rows = [inputs | {"labels": labels} for labels in ([0, 1], [1, 1], [0, 0], [1, -100], [-1, -1], [0, None])]
+    data = datasets.Dataset.from_list(rows).cast_column("labels", names)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "a.parquet")
+    for name in ("saved", "a.parquet"):
+        reader = TASK_CLASSES[task](Settings(label_field="labels", tags_field="labels"), tokenizer)
+        assert len(reader.read(LabelledInput(str(tmp_path / name), "--train"))) == 3
+        assert "'labels' has a null or a negative number as a label: 3 (first: row 4)" in capsys.readouterr().out
+        test = reader.read(LabelledInput(str(tmp_path / name), "--test"))
+        assert [example.label is None for example in test] == [False] * 3 + [True] * 3
 
 
 def test_rows_without_a_column_are_skipped_unless_all_lack_it(tokenizer: Tokenizer, tmp_path: Path) -> None:

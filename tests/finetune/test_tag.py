@@ -10,6 +10,7 @@ from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, entity_scores, split_sentence
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import write_rows
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
 
@@ -47,6 +48,43 @@ def test_conll_and_lists_give_the_same_examples(read) -> None:
     assert (untagged.inputs["tokens"], untagged.label) == (["anna", "sings"], None)
     (art,) = read("tag", "e.jsonl", [{"tokens": ["the", "scream"], "tags": ["B-work of art", "I-work of art"]}])[0]
     assert art.label == ["B-work of art", "I-work of art"]
+
+
+CONLL_U = """# sent_id = 1
+# text = it's good in a very fine day
+1-2\tit's\t_\t_\t_\t_\t_\t_\t_\t_
+1\tit\tit\tPRON\tPRP\t_\t3\tnsubj\t_\t_
+2\t's\tbe\tAUX\tVBZ\t_\t3\tcop\t_\tSpaceAfter=No
+2.1\tso\tso\tADV\t_\t_\t_\t_\t_\t_
+3\tgood\tgood\tADJ\tJJ\t_\t0\troot\t_\t_
+
+# sent_id = 2
+1\t#\t#\tSYM\t_\t_\t0\troot\t_\t_
+"""
+
+
+def test_conll_u_gives_forms_and_universal_parts_of_speech(read) -> None:
+    examples, _ = read("tag", "en-ud-train.conllu", CONLL_U)
+    assert [each.inputs["tokens"] for each in examples] == [["it", "'s", "good"], ["#"]]
+    assert [each.label for each in examples] == [["PRON", "AUX", "ADJ"], ["SYM"]]
+    # In other files, a line is a comment if it has another number of fields.
+    (example,) = read("tag", "a.conll", "# id 1\n# O\nanna B-PER\n")[0]
+    assert example.inputs["tokens"] == ["#", "anna"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_plain", "expected"),
+    [
+        (["O", "B", "I"], False, ["O", "B-ENTITY", "I-ENTITY"]),
+        (["S", "B", "E"], False, ["B-ENTITY", "B-ENTITY", "I-ENTITY"]),
+        (["D", "N", "O"], True, ["D", "N", "O"]),
+        (["O", "B-PER", "O"], False, ["O", "B-PER", "O"]),
+    ],
+)
+def test_bare_tags_get_a_kind_and_other_letters_are_classes(tokenizer, tmp_path, tags, is_plain, expected) -> None:
+    task, rows = Tag(Settings(), tokenizer), [{"tokens": ["anna", "is", "good"], "tags": tags}]
+    (example,) = task.read(LabelledInput(write_rows(tmp_path / "a.jsonl", rows), "--train"))
+    assert (task.has_plain_tags, example.label) == (is_plain, expected)
 
 
 def test_the_first_token_of_a_word_has_its_tag(read) -> None:

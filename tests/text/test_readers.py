@@ -64,6 +64,13 @@ def read(path: Path, **options: int) -> list[Record]:
     return list(read_records(ByteRange(Source(str(path), path.name.split(".")[1], None, "")), Counter(), **options))
 
 
+def test_a_carriage_return_inside_a_line_of_tsv_is_a_blank(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"text\tkind\r\ngood\rfilm\ta\r\nbad\t\r")
+    assert [record for record, _ in read(tmp_path / "a.tsv")] == [
+        {"text": "good film", "kind": "a"}, {"text": "bad", "kind": ""},
+    ]  # fmt: skip
+
+
 LONG = "a" * MIN_RECORD_BYTES
 
 

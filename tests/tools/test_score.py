@@ -82,6 +82,7 @@ def test_accuracy_on_pairs_follows_from_scores(bert_folder, short, their_tokens,
 GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
+    "removed characters": ('{"sentence_good": "a", "sentence_bad": "\u200b"}', "no text in 'sentence_bad'", "line 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pairs", "pairs.jsonl"),
 }
