@@ -46,7 +46,8 @@ class Text:
 
 def is_empty(text: str, *, strips_accents: bool) -> bool:
     """Return whether a text has only blanks and characters that BERT's tokenizer removes."""
-    removed = ("C", "Mn") if strips_accents else ("C",)
+    # Not "Cn": characters that are unknown to this Python, such as new emoji.
+    removed = ("Cc", "Cf", "Co", "Cs", "Mn") if strips_accents else ("Cc", "Cf", "Co", "Cs")
     return all(
         character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith(removed)
         for character in text

@@ -10,13 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.fill_mask import fill_mask
-from bert_pretrain.tools.texts import Texts
+from bert_pretrain.tools.texts import Texts, is_empty
 
 CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 LONGEST = 40
@@ -112,6 +114,13 @@ def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.C
     assert "1 blank lines, 3 empty texts skipped, 1 invalid utf8 characters" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("\u200b \ufeff", []), ("\U0001fae8", ["\U0001fae8"]), ("\u0301", [])])
+def test_a_text_is_empty_if_it_has_no_tokens(text: str, tokens: list[str]) -> None:
+    words = BertPreTokenizer().pre_tokenize_str(BertNormalizer(strip_accents=True).normalize_str(text))
+    assert [word for word, _ in words] == tokens
+    assert is_empty(text, strips_accents=True) == (not tokens)
 
 
 def test_long_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path, tmp_path: Path, capsys) -> None:
