@@ -23,7 +23,6 @@ from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source, examined, resolve
 from bert_pretrain.train.flops import known_card, training_flops
-from bert_pretrain.train.schedule import SAMPLED_SHARE
 
 SAMPLE_BYTES = 4 << 20
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
@@ -159,7 +158,7 @@ class Size(NamedTuple):
             attention_probs_dropout_prob=0.0,
         )
 
-    def flops_per_token(self, num_outputs: float, length: int) -> float:
+    def flops_per_token(self, num_outputs: int, length: int) -> float:
         """Return the floating-point operations per training token, forward and backward, see `training_flops`."""
         return training_flops(self.model_config(length), num_outputs, 1.0, length, MASKED_SHARE)
 
@@ -218,19 +217,13 @@ class MachineFacts(_Facts):
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
         """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
-        outputs = mean_outputs(num_outputs(self.device, vocab_size), vocab_size)
-        flops = batch_tokens * size.flops_per_token(outputs, length)
+        flops = batch_tokens * size.flops_per_token(num_outputs(self.device, vocab_size), length)
         return batch_tokens / self.speed(size).seconds(flops)
 
 
 def num_outputs(device: str, vocab_size: int) -> int:
-    """Return the number of logits per masked token in plans; with a sampled softmax the number of candidates."""
+    """Return the number of logits per masked token in plans: with a sampled softmax those of its candidates."""
     return min(CPU_CANDIDATES, vocab_size) if device == "cpu" else vocab_size
-
-
-def mean_outputs(num_outputs: int, vocab_size: int) -> float:
-    """Return the mean number of logits per masked token over a training, which ends with the whole softmax."""
-    return SAMPLED_SHARE * num_outputs + (1.0 - SAMPLED_SHARE) * vocab_size
 
 
 def read_machine(name_or_file: str) -> MachineFacts:

@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
-from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, mean_outputs, num_outputs, rounded
+from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, num_outputs, rounded
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.report.diagnosis import MAX_WEIGHTS_PER_TOKEN
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS
@@ -57,7 +57,7 @@ class Training:
 
     size: Size
     vocab_size: int
-    num_outputs: int  # logits per masked token in most steps; less than `vocab_size` with a sampled softmax
+    num_outputs: int  # logits per masked token in training; less than `vocab_size` with a sampled softmax
     length: int  # tokens per example in the first phase
     batch_tokens: int
     tokens: float  # seen in training, in millions
@@ -252,7 +252,7 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 def _evaluated_tokens(best: Training) -> float:
     """Return the number of tokens of each evaluation but the last."""
-    trained = best.size.flops_per_token(mean_outputs(best.num_outputs, best.vocab_size), best.length)
+    trained = best.size.flops_per_token(best.num_outputs, best.length)
     evaluated = best.size.flops_per_token(best.vocab_size, best.length)
     forward_speed = 2.5 * trained / evaluated  # tokens per second, relative to training; 2.5: no backward pass
     return EVALUATION_SHARE * 1e6 * best.tokens * forward_speed / EVALUATIONS

@@ -35,12 +35,7 @@ def batch_flops(batch: GlobalBatch, model: ModelConfig, num_outputs: int) -> flo
 
 
 def training_flops(
-    model: ModelConfig,
-    num_outputs: float,
-    tokens: float,
-    squared_lengths: float,
-    predictions: float,
-    pairs: float = 0.0,
+    model: ModelConfig, num_outputs: int, tokens: float, squared_lengths: float, predictions: float, pairs: float = 0.0
 ) -> float:
     """Return the floating-point operations of training on `tokens` tokens without padding.
 

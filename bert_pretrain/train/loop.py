@@ -22,7 +22,7 @@ from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.schedule import SAMPLED_SHARE, duration
+from bert_pretrain.train.schedule import duration
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
@@ -68,8 +68,6 @@ def fit(
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             begin = time.perf_counter()
             batch = _next_batch(batches, progress.step, checkpoints)
-            if not run.samples_softmax(progress.step, now.seconds, now.reserve):
-                batch = batch.without_candidates()
             rate = run.learning_rate(progress.step, now.seconds, now.reserve)
             try:
                 _step(run, state, batch, progress.step, rate, graphs)
@@ -204,18 +202,7 @@ def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
-    """Run a few steps, which change the state, and return the expected mean duration of all steps in seconds."""
-    seconds = _median_seconds(run, state, data, data.global_batch)
-    if not run.has_candidates:
-        return seconds
-    whole = _median_seconds(run, state, data, lambda step: data.global_batch(step).without_candidates())
-    return SAMPLED_SHARE * seconds + (1.0 - SAMPLED_SHARE) * whole
-
-
-def _median_seconds(
-    run: ResolvedRun, state: TrainState, data: TrainingData, batch_of: Callable[[int], GlobalBatch]
-) -> float:
-    """Run up to four steps and return their median duration in seconds.
+    """Run up to four steps, which change the state, and return their median duration in seconds.
 
     The first step chooses or compiles kernels, so it counts only if it is the only one. One rank stops after a minute.
     """
@@ -224,7 +211,7 @@ def _median_seconds(
     state.network.train()
     with _fork_rng(run.device):
         while len(times) < 4 and (run.dist_context.size > 1 or sum(times) < 60.0):
-            batch = batch_of(state.progress.step + len(times)).to(run.device)
+            batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
             try:
                 _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)

@@ -93,10 +93,6 @@ class GlobalBatch:
         changed = [replace(one, candidate_ids=ids, candidate_log_probabilities=logs) for one in self.micro_batches]
         return replace(self, micro_batches=changed)
 
-    def without_candidates(self) -> "GlobalBatch":
-        changed = [replace(one, candidate_ids=None, candidate_log_probabilities=None) for one in self.micro_batches]
-        return replace(self, micro_batches=changed)
-
     def num_outputs(self, vocab_size: int) -> int:
         """Return the number of logits per masked token: those of the vocabulary, or of the candidates."""
         candidate_ids = self.micro_batches[0].candidate_ids

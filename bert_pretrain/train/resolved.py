@@ -74,17 +74,8 @@ class ResolvedRun:
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     @property
-    def has_candidates(self) -> bool:
-        """Whether training has a sampled softmax, see `candidates.py`."""
+    def samples_softmax(self) -> bool:
         return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
-
-    def samples_softmax(self, step: int, seconds: float, reserve: float) -> bool:
-        """Return whether the next step has a sampled softmax, after `step` steps and `seconds`."""
-        if self.length.steps is not None:
-            end = schedule.schedule_steps(self.config.train, self.length.steps)
-            return self.has_candidates and step < schedule.SAMPLED_SHARE * end
-        end_seconds = (self.length.seconds or 0.0) - reserve
-        return self.has_candidates and seconds < schedule.SAMPLED_SHARE * end_seconds
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
         """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 % of it."""
@@ -179,7 +170,6 @@ def describe(run: ResolvedRun) -> str:
     """Return the settings of a run as text, including every derived value."""
     config, data, size = run.config, run.data, run.dist_context.size
     mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
-    softmax = f"softmax    {config.train.softmax_candidates:,} candidates; in the last 5 % all tokens"
     evaluated = f"{held_out:,} held out" if held_out else "no validation split, so no evaluation"
     return "\n".join((
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
@@ -190,7 +180,7 @@ def describe(run: ResolvedRun) -> str:
         f"precision  {run.precision.name} ({run.precision.reason})",
         f"attention  {run.attention} ({run.attention_reason})",
         f"compiled   {'yes' if run.compiled else 'no'} ({run.compiled_reason})",
-        *([softmax] if run.has_candidates else []),
+        *([f"softmax    {config.train.softmax_candidates:,} candidates"] if run.samples_softmax else []),
         f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
         f"length     {_describe_length(run)}",
         f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "

@@ -256,7 +256,7 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     train, progress, sampler = run.config.train, state.progress, None
-    if run.has_candidates:
+    if run.samples_softmax:
         frequencies = unigram_bias(run.data, run.tokenizer).exp().numpy()
         sampler = CandidateSampler(frequencies, train.softmax_candidates, train.seed)
     return TrainingData(

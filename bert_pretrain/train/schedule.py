@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 from bert_pretrain.config import TrainConfig
 
-# Share of the run with a sampled softmax. Without steps of the whole softmax at the end, the loss of L2-H128 after 31
-# million tokens was 0.10 nats higher (RESULTS.md).
-SAMPLED_SHARE = 0.95
 WSD_DECAY_SHARE = 0.1  # share of the run in which `wsd` decays, from MiniCPM (Hu et al., 2024, section 4)
 
 

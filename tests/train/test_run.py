@@ -16,10 +16,9 @@ from transformers import AutoModelForPreTraining
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.train import loader, loop
+from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
-from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.run import train
 from tests.train.conftest import NO_DROPOUT, Fit, NewData, metrics, tiny
 
@@ -95,31 +94,6 @@ def test_dry_run_reports_the_same_errors_and_changes_nothing(
         with pytest.raises(error):
             dry(**settings)
     assert times(tmp_path) == before
-
-
-@pytest.mark.parametrize("length", [{"max_steps": 40}, {"max_steps": None, "time_budget": "4s"}])
-def test_the_last_steps_have_the_whole_softmax(
-    fit: Fit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, length: dict[str, Any]
-) -> None:
-    is_whole: list[bool] = []
-    train_step = loop.train_step
-
-    def recorded(network: Any, optimizers: Any, batch: GlobalBatch, *rest: Any, **named: Any) -> None:
-        is_whole.append(batch.num_outputs(153) == 153)
-        train_step(network, optimizers, batch, *rest, **named)
-
-    monkeypatch.setattr(loop, "train_step", recorded)
-    fit("sampled", softmax_candidates=40, **length)
-    assert is_whole == sorted(is_whole)
-    assert is_whole[-1]
-    if length["max_steps"]:
-        assert is_whole.index(True) == 38
-    else:
-        assert sum(is_whole) < 0.2 * len(is_whole)
-    is_whole.clear()
-    fit("dry", softmax_candidates=40, dry_run=True, max_steps=40)
-    assert is_whole == 4 * [False] + 4 * [True]
-    assert "40 candidates; in the last 5 % all tokens" in capsys.readouterr().out
 
 
 def test_resume_needs_the_same_data_but_not_the_same_path(
