@@ -1,6 +1,7 @@
-"""The configuration: keys in one section per stage, validated here and nowhere else.
+"""The configuration: the type, default, limits and meaning of every key, in one section per stage.
 
-Numbers, durations and devices may be written as `1e5`, `2 hours`, `64M` or `gpu`.
+Integers may be written as `1e5`, durations as `2 hours`, sizes as `64M`, and the device `cuda` as `gpu`. Checks that
+need several layers of a configuration are in `config_file.py`; stages check what depends on data or machine.
 """
 
 import codecs
@@ -148,9 +149,9 @@ class VocabConfig(_Section):
     handle_chinese_chars: bool = True
     """Treat every CJK character as a word."""
     min_frequency: PositiveInt = 2
-    """Minimum number of occurrences of a token."""
+    """Minimum number of occurrences of a merged pair, of a whole word, or of a token that `vocab --extend` adds."""
     limit_alphabet: PositiveInt | None = None
-    """Number of characters to keep; null: the most frequent ones that cover 99.99 % of the text."""
+    """Maximum number of characters; null: all of ASCII, and the most frequent ones that cover 99.99 % of the text."""
     unused_tokens: Annotated[int, Field(ge=0), _ParseInteger] = 99
     """Number of unused slots between [PAD] and [UNK]; 99 gives the special token ids of BERT."""
     add_tokens: PositiveInt | None = None
@@ -167,7 +168,7 @@ class DataConfig(_Section):
     dupe_factor: PositiveInt = 5
     """Number of copies of the corpus, each with different pairs and masks."""
     short_seq_prob: Probability = 0.1
-    """Share of examples that are shortened on purpose; no effect without pairs (`next_sentence: none`)."""
+    """Probability of a random, shorter target length of an example; no effect without pairs (`next_sentence: none`)."""
     masked_lm_prob: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of tokens to predict."""
     max_predictions_per_seq: PositiveInt | None = None
@@ -205,7 +206,7 @@ class DataConfig(_Section):
     input_weights: Annotated[dict[str, Float], Field(examples=[{"a.txt": 3}])] = {}
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True
-    """Remove documents with the same tokens as another document; validation documents are kept."""
+    """Keep one of several documents with equal tokens: from `validation`, else from the input with the most weight."""
     examples_per_shard: Annotated[int, Field(ge=64), _ParseInteger] = 16384
     """Examples in each Parquet file."""
     seed: Int = 12345
@@ -280,7 +281,7 @@ class TrainConfig(_Section):
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     softmax_candidates: Annotated[int, Field(ge=0), _ParseInteger] = 0
-    """Tokens of a sampled softmax, for faster small networks (Jean et al., 2015); 0, or all tokens: no sampling."""
+    """Number of candidates of a sampled softmax, for small networks (Jean et al., 2015); 0: the whole vocabulary."""
     teacher: Annotated[str, Field(min_length=1)] | None = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
@@ -298,7 +299,8 @@ class TrainConfig(_Section):
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of matrix products; auto: bf16 if the device supports it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
-    """Pack sequences without padding (varlen), or pad them; auto: varlen or Triton kernels if the device has them."""
+    """Attention without padding (varlen) or with padding; auto: without, if device, precision and head size allow it
+    and `attention_probs_dropout_prob` is 0."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile; auto: on CUDA if attention does not pad."""
     activation_checkpointing: bool = False

@@ -1,4 +1,4 @@
-"""The command `run`: all stages and phases of one configuration, each in a separate folder. Skips complete ones."""
+"""The command `run`: run all stages and phases of one configuration, each in its own folder. Skip finished folders."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_ma
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, names_of_pairs, read_metrics, value_of
+from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import evenly_spaced, examined, resolve
 from bert_pretrain.train.inputs import check_needs
@@ -220,7 +220,8 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     """Set the time budget of a training from the time that is left.
 
     `shares` are the relative shares of this training and all later ones. The budget includes the time that the training
-    used before an interruption. If too little time is left, the first training is an error; later ones are shortened.
+    used before an interruption. Raises ConfigError if too little time is left to start the first training. Later
+    trainings get the time that is left.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration
@@ -270,7 +271,7 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print validation metrics before and after training, draw the curves, and show how to load the model."""
     records = [read_record(run) for run in runs]
-    title = names_of_pairs(records)[1]
+    title = pair_task_names(records)[1]
     reason = "there is no validation split, so nothing was evaluated"
     try:
         metrics = [read_metrics(run) for run in runs]

@@ -89,13 +89,13 @@ def load_fake_device() -> None:
 
 def main() -> None:
     load_fake_device()
-    from bert_pretrain.model.short_attention import LONGEST
+    from bert_pretrain.model.short_attention import MAX_SEQLEN
     from tests.cuda.layers import count
 
     print("| step | layer | u a layer | launches | ms | recorded |\n|---|---|--:|--:|--:|--:|")
     for step in RECORDED:
         ways = [("as recorded", "varlen"), ("now, flash attention", "varlen")]
-        ways += [("now", "triton")] if step.length <= LONGEST else []
+        ways += [("now", "triton")] if step.length <= MAX_SEQLEN else []
         for name, attention in ways:
             is_recorded, attention_u = name == "as recorded", sum(ATTENTION_U[attention])
             moved, launches = count(step.hidden, step.tokens, step.length, attention, is_recorded).values()

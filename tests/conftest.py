@@ -27,7 +27,7 @@ from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import save_model_folder, to_huggingface
 from bert_pretrain.pipeline import run_pipeline, working_folder
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
@@ -61,7 +61,7 @@ MODEL = ModelConfig(
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
     """Write a model folder that `transformers` can load."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_tensors(to_huggingface(weights), model, folder, tokenizer)
+    save_model_folder(to_huggingface(weights), model, folder, tokenizer)
 
 
 def one_sentence_a_line(documents: list[list[str]]) -> str:

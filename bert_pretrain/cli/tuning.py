@@ -10,7 +10,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.io.files import local_path
 
-FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: by the ending.", "FORMAT", "--format")]
+FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: from the extension.", "FORMAT", "--format")]
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
 _RATES = "Learning rate; auto: computed from the weights; with several, the best one on the validation rows is kept."
@@ -25,7 +25,7 @@ def finetune(
     validation: Annotated[list[str] | None, option("To select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[list[str] | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
-    epochs: Annotated[int | None, option("Passes over the rows; default: 3 to 10, for 1,000 steps.")] = None,
+    epochs: Annotated[int | None, option("Number of epochs; default: enough for 1,000 steps, 3 to 10.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = Settings.weight_decay,
@@ -81,7 +81,7 @@ def finetune(
 def predict(
     model: cli.Model,
     input: Annotated[str, argument("INPUT", "Rows without labels: a file, or dataset:NAME.")],
-    output: Annotated[str, option("A .jsonl or .csv; .conll for tags, .json for answers.", "FILE")],
+    output: Annotated[str, option("File to write: .jsonl or .csv; also .conll for tags, .json for answers.", "FILE")],
     text_field: Annotated[str | None, option("Column of the text.")] = None,
     pair_field: Annotated[str | None, option("Column of a second text.")] = None,
     tokens_field: Annotated[str | None, option("Column of the words, for a tagger.")] = None,

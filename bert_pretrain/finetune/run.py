@@ -318,7 +318,7 @@ def _write_results(
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for example, prediction in zip(tuner.examples[split], predictions[split], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
-    files.seal_folder(result)
+    files.write_checksums(result)
     pipeline, scores = task.pipeline_tag, {name: metrics[name] for name in predictions if name in metrics}
     names = dict.fromkeys(name for each in scores.values() for name in each)
     card = render(

@@ -20,11 +20,12 @@ from bert_pretrain.text.tokenizer_folder import is_reserved
 CHECKS = {
     "shards": "SHA-256, rows and tokens match the manifest, columns match the configuration",
     "lengths": "at most max_seq_length tokens, and at least one token of text per segment",
-    "segments": "segment_b_start leaves text on both sides; without B it is the length",
+    "segments": "segment_b_start leaves text in A and B; without pairs, it equals the length",
     "labels": "0 or 1, and half of each in every shard, to within one example",
     "token ids": "all in the vocabulary; every masked_lm_id is a WordPiece token or [UNK]",
     "masked positions": "ascending, inside the example, never on [CLS] or [SEP]",
-    "special tokens": "[CLS] first, [SEP] after each segment, [MASK] only where predicted; no others, none unused",
+    "special tokens": "[CLS] first, [SEP] after each segment, [MASK] only where predicted; no other special token "
+    "except [UNK], and no unused slot",
     "predictions": "masked_lm_prob of the text, at least 1, at most max_predictions_per_seq; fewer for whole words",
 }
 

@@ -111,7 +111,8 @@ def inspect(
 ) -> bool:
     """Print examples or statistics of a data folder, write an optional page, and return whether all checks pass.
 
-    Show the rows `chosen`, or `rows` random ones: by default 24 with `html`, 0 with `stats` alone, and otherwise 3.
+    Show the rows `chosen`, or `rows` random ones. By default, the page shows 24 rows, and the terminal 3 or, with
+    `stats`, none. Raises ConfigError for a split or row that does not exist.
     """
     if html is not None and html.suffix.lower() not in (".html", ".htm"):  # protect other files from being overwritten
         raise ConfigError(f"'{html.name}' does not end in .html", where="--html", remedy="name it .html")

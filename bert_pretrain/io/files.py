@@ -39,9 +39,9 @@ def local_path(location: str | Path, flag: str) -> Path:
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
-    """Return a remedy that names the subfolder that the user probably meant, or None.
+    """Return a remedy that names the subfolder of `folder` that the user probably meant, or None.
 
-    Tries the patterns in order. The first one that matches folders with a `file` gives the newest of these folders.
+    The patterns are tried in order. If subfolders with a file `file` match a pattern, the newest of them is named.
     """
     for pattern in patterns:
         if matches := [match for match in folder.glob(pattern) if (match / file).is_file()]:
@@ -231,7 +231,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
+def write_checksums(folder: Path, written: Collection[str] = ()) -> None:
     """Record the size and SHA-256 of every file in a folder. Raise FileNotFoundError if one in `written` is missing."""
     for name in written:
         (folder / name).stat()
@@ -240,17 +240,17 @@ def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
     write_json(folder / CHECKSUMS, sums)
 
 
-def is_sealed(folder: Path) -> bool:
+def has_checksums(folder: Path) -> bool:
     """Return whether a folder has checksums. Folders that other programs wrote have none."""
     return (folder / CHECKSUMS).is_file()
 
 
 def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, check_hashes: bool = True) -> str | None:
-    """Describe the first damage of a sealed folder, or return None if there is none.
+    """Describe the first damage of a folder with checksums, or return None if there is none.
 
     Checks all files, or only those in `names`. Without `check_hashes`, compares only the sizes.
     """
-    if not is_sealed(folder):
+    if not has_checksums(folder):
         return f"{CHECKSUMS} is missing"
     try:
         for name, sums in read_json(folder / CHECKSUMS).items():

@@ -1,8 +1,9 @@
 """Manifests and locks of output folders.
 
-A stage claims its folder with an identity: all values that determine the bytes of its output. While it runs, the
-identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same command can therefore
-resume, or find that its output is complete. A different command fails with a list of the differences.
+A stage claims its folder with an identity: the inputs and settings with which its output may be resumed or reused.
+While it runs, the identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same
+command can therefore resume, or find that its output is complete. If the identity differs, the command fails with a
+list of the differences.
 """
 
 import contextlib
@@ -55,8 +56,9 @@ def claim(
 ) -> Progress:
     """Claim a folder that the caller has locked. Return its progress from earlier runs of the same command.
 
-    `identity` has the JSON values that determine the output. With `overwrite`, the old content is moved aside, but not
-    after a restart, and not if one of the `inputs` is in it. Raise OutputError if another command wrote the folder.
+    `identity` has JSON values. With `overwrite`, the old content is moved aside, unless the same command was restarted.
+    Raises OutputError if the folder has another identity or other files, or if `overwrite` would move one of the
+    `inputs`.
     """
     if overwrite:
         set_aside_once(folder, kind, identity, inputs)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD_PER_WORKER = 2  # submitted from the next task to yield on, so that one slow task does not stop the rest
+_TASKS_AHEAD_PER_WORKER = 2  # submitted before the next result is yielded, so that one slow task does not stop others
 _STALL_SECONDS = 60.0  # without a finished task, until the pool reports a reason
 
 Pool = Union["LocalPool", "Cluster"]
@@ -47,8 +47,9 @@ def run_each(
     Worker processes import `function` by name and receive tasks as pickles. A task advances the progress bar by its
     weight, 1 by default. If `unit` is `B`, the bar shows units such as kB and MB.
 
-    `workers` is a pool, or the number of processes for this call only. With 1, everything runs in this process. To stop
-    workers immediately on an interruption between results, open a pool and pass it.
+    `workers` is a pool, or the number of processes for this call only. With 1, everything runs in this process. If the
+    caller may be interrupted while it uses a result, it should open a pool and pass it: the context of the pool then
+    stops the workers immediately.
     """
     if isinstance(workers, int):
         with LocalPool(workers) as pool:

@@ -165,7 +165,7 @@ def write_store_shard(
             writer.write()
         shard_summary = writer.summary()
         files.write_json(temporary / _SUMMARY, shard_summary)
-        files.seal_folder(temporary)
+        files.write_checksums(temporary)
     return shard_summary
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import attend_varlen, make_layout
-from bert_pretrain.model.short_attention import LONGEST, WIDTHS, attend_short
+from bert_pretrain.model.short_attention import HEAD_SIZES, MAX_SEQLEN, attend_short
 
 MAX_RELATIVE_ERROR = 0.02  # limit for the Triton kernels against fp32; rounding to bf16 gives 0.002 to 0.004
 
@@ -81,9 +81,9 @@ def try_short(
 @functools.cache
 def _short_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> str:
     """Return why the kernels for short sequences cannot be used, or an empty string if they run and are correct."""
-    if longest > LONGEST or head_size not in WIDTHS:
-        widths = ", ".join(map(str, WIDTHS))
-        return f"the Triton kernels need at most {LONGEST} tokens and a head size of {widths}"
+    if longest > MAX_SEQLEN or head_size not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        return f"the Triton kernels need at most {MAX_SEQLEN} tokens and a head size of {sizes}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     try:

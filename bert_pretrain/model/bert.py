@@ -119,7 +119,10 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """The layers before the decoder and its bias (section 3.1). The matrix of the decoder is the word embedding."""
+    """Dense layer, GELU and layer normalization before the decoder, and the decoder's bias (section 3.1).
+
+    The matrix of the decoder is the word embedding.
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -178,12 +181,12 @@ class BertForPreTraining(nn.Module):
         position_ids: Tensor,  # (tokens,) int: 0, 1, 2, … in each sequence
         cu_seqlens: Tensor,  # (sequences + 1,) int32
         max_seqlen: int,
-        num_layers: int = 1,
+        num_last: int = 1,
     ) -> Tensor:
-        """Return the concatenated outputs of the last `num_layers` layers, (tokens, num_layers * hidden)."""
+        """Return the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
         layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
-        return self.encoder(embedded, layout, num_layers)
+        return self.encoder(embedded, layout, num_last)
 
     def forward(
         self,

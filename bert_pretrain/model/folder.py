@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import DataError, first_problem
-from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, is_sealed, read_json, sha256_file
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
 from bert_pretrain.text.tokenizer_folder import FILES
 
 if TYPE_CHECKING:
@@ -31,13 +31,16 @@ _REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGH
 
 
 def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
-    """Describe the damage of a folder written by `save_tensors`, or return None. Compare hashes or only sizes."""
+    """Describe the damage of a folder that `save_model_folder` wrote, or return None.
+
+    Compares the SHA-256 of each file with `verify_hashes`, otherwise only its size.
+    """
     return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, check_hashes=verify_hashes)
 
 
 def check_model(folder: Path, flag: str, *, verify_hashes: bool = True) -> None:
     """Raise `DataError` if a model folder with checksums is damaged."""
-    if is_sealed(folder) and (damage := damage_of_model(folder, verify_hashes=verify_hashes)):
+    if has_checksums(folder) and (damage := damage_of_model(folder, verify_hashes=verify_hashes)):
         remedy = f"copy or write the folder again; if you changed it on purpose, remove its {CHECKSUMS}"
         raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy)
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io.files import seal_folder, write_json
+from bert_pretrain.io.files import write_checksums, write_json
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
@@ -64,7 +64,7 @@ class LoadedModel(NamedTuple):
     unused: dict[str, Tensor]  # tensors of the folder that the model lacks, such as the head of another task
 
 
-def save_tensors(
+def save_model_folder(
     tensors: Mapping[str, Tensor],
     model: BertForPreTraining,
     folder: Path,
@@ -89,7 +89,7 @@ def save_tensors(
     write_json(folder / CONFIG, config if pretraining is None else {**config, PRETRAINING: pretraining})
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
-    seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})
+    write_checksums(folder, {CONFIG, WEIGHTS, *tokenizer.files})
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

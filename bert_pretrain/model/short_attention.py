@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST, WIDTHS = 128, (16, 32, 64)
+HEAD_SIZES, MAX_SEQLEN = (16, 32, 64), 128
 # Queries per block and launch options: the fastest of several dozen for BERT-Base on an H200.
 FORWARD = {"rows": 64, "num_warps": 4, "num_stages": 1, "maxnreg": 128}
 BACKWARD = {"rows": 32, "num_warps": 4, "num_stages": 3}
 
 
 def attend_short(query_key_value: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-    """Attend within each sequence: (tokens, 3, heads, width) to (tokens, heads, width).
+    """Attend within each sequence: (tokens, 3, heads, head size) to (tokens, heads, head size).
 
     `cu_seqlens`, (sequences + 1,) int32, has the start of each sequence and the end of the last. Sequences have at most
-    `longest` tokens, which is at most `LONGEST`. The width must be in `WIDTHS`.
+    `longest` tokens, which is at most `MAX_SEQLEN`. The head size must be in `HEAD_SIZES`.
     """
     return short_attention(query_key_value, cu_seqlens, longest)[0]
 
@@ -52,8 +52,8 @@ def _launch(kernel: Any, *tensors: Tensor, cu_seqlens: Tensor, longest: int, row
     keys = max(16, 1 << (longest - 1).bit_length())
     shape = {"HEADS": heads, "WIDTH": width, "KEYS": keys, "ROWS": min(rows, keys)}
     # One block holds all keys. Blocks of keys instead of queries would read illegal addresses.
-    assert width in WIDTHS, shape
-    assert shape["ROWS"] <= keys <= LONGEST, shape
+    assert width in HEAD_SIZES, shape
+    assert shape["ROWS"] <= keys <= MAX_SEQLEN, shape
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton uses the current device
         kernel[(heads * (len(cu_seqlens) - 1),)](*tensors, cu_seqlens, width**-0.5, **shape, **options)
 

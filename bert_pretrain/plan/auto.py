@@ -17,7 +17,7 @@ from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
 from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan, vocab_size_for
-from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
+from bert_pretrain.report.curves import TASKS, pair_task_names, read_metrics
 from bert_pretrain.train.schedule import duration
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
@@ -157,7 +157,7 @@ def compare(output: Path, run: Path) -> str | None:
         if (value := last.get(f"validation_{name}")) is not None:
             title, form, unit = "MLM loss", ".2f", " nats"
             if name != "mlm_loss":
-                title, form, unit = names_of_pairs([read_record(run)])[1], ".0%", ""
+                title, form, unit = pair_task_names([read_record(run)])[1], ".0%", ""
             place = "inside" if low <= round(value, 2) <= high else "outside"
             texts.append(f"{title} {value:{form}}{unit}, {place} {low:{form}} to {high:{form}}")
     return f"forecast: {'; '.join(texts)}" if texts else None

@@ -31,7 +31,7 @@ from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import Optimizers, make_optimizers, update
 from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
-from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
+from bert_pretrain.train.step import MicroBatchTooLarge, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
@@ -71,7 +71,7 @@ def measure_machine(
                 break
             try:
                 speeds.append(_measure_speed(size, vocab_size, device, attention))
-            except (DoesNotFit, torch.OutOfMemoryError):
+            except (MicroBatchTooLarge, torch.OutOfMemoryError):
                 if not speeds:
                     raise
                 break

@@ -85,19 +85,22 @@ def number_of(record: Mapping[str, Any], path: str) -> float | None:
     return value if type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15) else None
 
 
-def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+def pair_task_names(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the name of the runs' sentence-pair task and the name of its accuracy."""
     tasks = {value_of(record, "data.statistics.next_sentence") for record in records}
     return TASKS["sop" if tasks == {"sop"} else "nsp"]
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Read the lines of a run's `metrics.jsonl`, without the fields `time`, `host` and `job`."""
+    """Read the lines of a run's `metrics.jsonl`, without the fields `time`, `host` and `job`.
+
+    Raises DataError if the file is missing, empty or damaged.
+    """
     path = run / "metrics.jsonl"
     remedy = "name a folder written by 'bert-pretrain train'"
     if not path.is_file():
         remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
-        raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
+        raise DataError(f"{run} has no metrics.jsonl", where="RUN", remedy=remedy)
     content = path.read_bytes()
     is_finished = (run / manifest.MANIFEST).is_file()
     sha256 = value_of(manifest.read_record(run), "metrics.sha256") if is_finished else None
@@ -145,7 +148,7 @@ def make_figure(
     figure = Figure(figsize=(10, height))
     # Fixed margins of 0.54 and 0.36 inches: matplotlib's automatic layout takes as long as the drawing.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.54 / height, top=1 - 0.36 / height, wspace=0.3, hspace=0.35)
-    pairs, labels = names_of_pairs(records)[0], run_names(runs)
+    pairs, labels = pair_task_names(records)[0], run_names(runs)
     for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
         _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), labels, metrics)
         _draw_references(axes, panel, records)

@@ -1,8 +1,8 @@
 """Find problems in the metrics of a run and name each cause once, with a remedy: the hints of `train` and `report`.
 
-The hints depend only on the run's manifest and the lines of `metrics.jsonl` so far, so `report` finds those that
-`train` printed. `train` averages lines into a fixed number of points, so its memory does not grow with the run. Healthy
-runs get no hint: `tests/report/test_diagnosis.py` checks some.
+The hints depend only on the run's manifest and the lines of `metrics.jsonl` so far, so `report` repeats the hints of
+`train`, except that of `too_large`. Lines are averaged into a fixed number of points, so memory does not grow with the
+run. Healthy runs get no hint: `tests/report/test_diagnosis.py` checks some.
 """
 
 import itertools
@@ -15,10 +15,10 @@ from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 
 MAX_POINTS = 400
 WINDOW_SHARE = 0.1  # share of the run over which metrics are averaged
-PLATEAU_NATS = 0.1  # a loss less than this below the loss of token frequencies has made no progress
+PLATEAU_NATS = 0.1  # minimum distance below the loss of token frequencies that counts as progress
 FAR_NATS = 0.5  # a difference of losses that is not noise
 RATE_TOO_HIGH = "learning rate too high"
-MAX_WEIGHTS_PER_TOKEN = 10.0  # encoder weights per token of text: the largest ratio that learned, and is planned
+MAX_WEIGHTS_PER_TOKEN = 10.0  # encoder weights per token of text: the largest ratio of a run that learned; limits plans
 PRESETS = {"tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 """Layers and hidden size of the presets to advise, smallest first."""
 

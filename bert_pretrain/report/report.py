@@ -31,7 +31,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
     figures = [curves.make_figure(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
     pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
-    rows = [_cells(lines, curves.names_of_pairs(records)[1]) for lines in metrics]
+    rows = [_cells(lines, curves.pair_task_names(records)[1]) for lines in metrics]
     summaries: list[dict[str, Any]] = []
     for name, record, lines, cells in zip(curves.run_names(runs), records, metrics, rows, strict=True):
         hints = diagnose(record, lines)
@@ -52,10 +52,11 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if value_of(record, "config.train.mlm_bias") == "unigram":
         first, why = frequencies, "token frequencies, as mlm_bias is unigram"
     duration = "for hundreds to thousands of steps"
+    plateau = f"near {{:.1f}} nats (token frequencies) {duration}, longer for deep models; only with train.init=normal."
     pairs = {"nsp": "Next sentence", "sop": "Sentence order"}.get(value_of(record, "data.statistics.next_sentence"), "")
     values = (
-        ("First loss", first, f"about {{:.1f}} nats: {why}; lower if the run starts from another model's weights."),
-        ("Plateau", frequencies, f"near {{:.1f}} nats (token frequencies) {duration}, longer for deep models."),
+        ("First loss", first, f"about {{:.1f}} nats: {why}; lower with train.init=cooccurrences or loaded weights."),
+        ("Plateau", frequencies, plateau),
         (pairs, pairs, f"50 % {duration}, often until the other loss leaves its plateau."),
         ("Gradient norm", number_of(record, "config.train.max_grad_norm"), "slowly falling; clipped above {:g}."),
         ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may be below training, due to dropout."),

@@ -1,7 +1,7 @@
 """`embed`: one vector per text or per token, in the order of the input.
 
-Texts are read in groups of bounded size, sorted by length within a group, and run without padding. Vectors are always
-written in fp32. With fp32 matrix products they equal those of `transformers`.
+Texts are read in groups of bounded size and sorted by length within a group. Batches are packed; only attention may pad
+them. Vectors are always written in fp32. With fp32 matrix products they equal those of `transformers` up to rounding.
 """
 
 from collections import Counter
@@ -107,8 +107,8 @@ class Embedder:
         """Return the vectors of one batch, (sequences, dim) or (tokens, dim)."""
         packed = self.bert.pack(sequences)
         cu_seqlens = packed[3]
-        num_layers = NUM_LAST_LAYERS if self.pooling.startswith("last4") else 1
-        hidden = self.bert.network.encode(*packed, num_layers=num_layers)  # (tokens, layers * hidden)
+        num_last = NUM_LAST_LAYERS if self.pooling.startswith("last4") else 1
+        hidden = self.bert.network.encode(*packed, num_last=num_last)  # (tokens, num_last * hidden)
         if self.pooling == "last4-mean":
             hidden = torch.stack(hidden.chunk(NUM_LAST_LAYERS, dim=1)).float().mean(dim=0)  # (tokens, hidden)
         if self.level == "token":
@@ -138,7 +138,7 @@ def embed(
     `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` includes padding.
     """
     if level not in POOLINGS:
-        raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
+        raise ConfigError(f"unknown level '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
         what = f"the extension of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="use .parquet, or .npy for sentences")

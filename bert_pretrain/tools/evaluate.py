@@ -35,7 +35,7 @@ def evaluate(
     used_options = {name: value for name, value in options.items() if value}
     inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
     if len(inputs) != 1:
-        what = f"there is {' and '.join(inputs) or 'nothing'} to evaluate on"
+        what = f"{' and '.join(inputs)} cannot be combined" if inputs else "there is nothing to evaluate on"
         raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
     for flag in (f"--{name.replace('_', '-')}" for name in used_options):
         if flag not in _OPTIONS[inputs[0]]:

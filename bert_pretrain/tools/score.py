@@ -167,7 +167,7 @@ class Scorer:
 
     def __init__(self, model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> None:
         if metric not in METRICS:
-            raise ConfigError(f"the metric is '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
+            raise ConfigError(f"unknown metric '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
         self.bert = open_bert(model, config, ("cls.predictions",))
         self.metric = metric
         self.batch_tokens = batch_tokens or self.bert.batch_tokens

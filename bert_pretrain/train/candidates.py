@@ -14,7 +14,7 @@ from torch import Tensor
 from bert_pretrain import rng
 
 # The probability of a candidate is proportional to its frequency to this power. With 1, rare candidates have large
-# weights, and the losses after 9.8 million tokens are up to 0.11 nats higher; with 0.25 0.13 nats (RESULTS.md).
+# weights, and the loss after 9.8 million tokens is up to 0.11 nats higher. With 0.25, it is 0.13 higher (RESULTS.md).
 FREQUENCY_POWER = 0.5
 
 
@@ -47,7 +47,10 @@ class CandidateSampler:
 
 
 def inclusion_probabilities(weights: np.ndarray, number: int) -> np.ndarray:
-    """Return probabilities with the sum `number`: 1 for the tokens with the largest weights, proportional below."""
+    """Return the probability that each token is a candidate, (vocabulary,) float64. Their sum is `number`.
+
+    The probability of the tokens with the largest weights is 1. For all other tokens, it is proportional to the weight.
+    """
     order = np.argsort(-weights, kind="stable")
     descending = weights[order].astype(np.float64)
     remaining = np.cumsum(descending[::-1])[::-1]  # the sum of each weight and all smaller ones

@@ -1,4 +1,6 @@
-"""Checkpoints: model folders that `transformers` can load, plus the state for resuming with bit-equal results.
+"""Checkpoints: model folders that `transformers` can load, plus the training state, from which a run resumes.
+
+On the same CPU, with the same threads and versions, a resumed run has the same bits as an uninterrupted run.
 
 `checkpoints/step-00001000/` is written atomically, read back, and contains no pickle. The state's tensors are in
 `training_state.safetensors`, its numbers in `training_state.json`; `checksums.json` covers all files except the model
@@ -26,7 +28,7 @@ from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.io import files
 from bert_pretrain.io.manifest import moved_while_writing
 from bert_pretrain.model.folder import CARD, WEIGHTS
-from bert_pretrain.model.huggingface import PRETRAINING, export_weights, save_tensors, write_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, export_weights, save_model_folder, write_tensors
 from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
@@ -95,7 +97,7 @@ class CheckpointWriter:
             with files.atomic_folder(path) as temporary:
                 write_tensors(rest, temporary / STATE_TENSORS)
                 files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
-                save_tensors(weights, self._state.model, temporary, self._tokenizer, record[PRETRAINING])
+                save_model_folder(weights, self._state.model, temporary, self._tokenizer, record[PRETRAINING])
                 files.write_text(temporary / CARD, card)
                 for name, written in ((WEIGHTS, weights), (STATE_TENSORS, rest)):
                     if not _are_equal(written, load_file(temporary / name)):
@@ -161,7 +163,8 @@ def all_tensors(state: TrainState) -> dict[str, Tensor]:
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
     """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
-    Newer, broken checkpoints are skipped. With `changes`, they are also renamed and reported on stderr.
+    Newer, broken checkpoints are skipped. With `changes`, they are also renamed and reported on stderr. Raises
+    DataError if all checkpoints are broken.
     """
     if changes and folder.is_dir():
         files.remove_temporaries(folder)

@@ -1,4 +1,7 @@
-"""Evaluate a model on a split. The masks of a split are stored, so the results depend only on the weights."""
+"""Evaluate a model on a split of a data folder, with the masks that the split stores.
+
+Every evaluation of a split uses the same masks, so results of different weights can be compared.
+"""
 
 import contextlib
 from collections.abc import Iterable
@@ -23,10 +26,13 @@ MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # prefixes
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
-    """Evaluate a model folder on a split of a data folder. Losses are in nats per masked token and per pair.
+    """Evaluate a model folder on a split of a data folder, and return its metrics by name.
 
-    `nsp_loss` and `nsp_accuracy` are those of sentence order if that is the data's objective. They are absent if
-    examples are not pairs or the model has no next-sentence head.
+    `mlm_loss` is in nats per masked token, and `mlm_perplexity` is its exponential. `nsp_loss` is in nats per pair.
+    `mlm_accuracy` and `nsp_accuracy` are shares. The `nsp_` metrics are those of sentence order if that is the data's
+    objective, and absent if examples are not pairs or the model has no next-sentence head. `examples`, `predictions`
+    and `documents` are counts. Raises DataError if the model does not fit the data, or if the split has no examples or
+    no masks.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()
@@ -73,7 +79,7 @@ def evaluate_batches(
     *,
     documents: int | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate`, and restore the training mode.
+    """Return the metrics of `evaluate`, with `nsp_` metrics if examples are pairs. Restore the training mode.
 
     `batches` is this rank's share of a split. `documents` is the number of documents of the split, if it is known.
     """

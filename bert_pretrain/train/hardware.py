@@ -99,7 +99,7 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
     # With torch 2.11 on CPU, compiled gradients were wrong by one percent. torch 2.12 is untested.
     if setting is True and attention == "padded" and torch.__version__ < "2.13":
         raise ConfigError(
-            f"torch {torch.__version__} computes wrong gradients for compiled attention with padding",
+            f"torch {torch.__version__} may compute wrong gradients for compiled attention with padding",
             where="train.compile",
             remedy="set it to auto or false, or install torch 2.13",
         )
@@ -117,8 +117,9 @@ def compile_layers(
 ) -> None:
     """Compile the forward and backward pass of each layer at its first call with gradients.
 
-    All layers share one graph, for any number of tokens and sequences. Inductor compiles it again for the first
-    micro-batch with more than about 5 million / hidden size tokens, and fuses more. `strict` forbids graph breaks.
+    All layers share one graph, for any number of tokens and sequences. For the first micro-batch with more than about
+    5 million / hidden size tokens, Inductor compiles the graph a second time, with more fusion. `strict` forbids graph
+    breaks.
     """
     if cores.owns_process:
         from torch._inductor import config as inductor_config  # slow to import
@@ -192,7 +193,11 @@ def state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dty
 
 
 def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
-    """Return the bytes of logits and of the tied matrix's gradient on CUDA: in `dtype`, and partly twice in fp32."""
+    """Return the bytes that the masked-language-model loss needs on CUDA for a block of masked positions.
+
+    They are the logits of a block in `dtype`, two fp32 copies of `SOFTMAX_ROWS` rows of logits, the matrix of the
+    decoder in `dtype`, and two fp32 gradients of this matrix.
+    """
     rows = dtype.itemsize * BLOCK_ROWS["cuda"] + 8 * SOFTMAX_ROWS["cuda"]
     return model.vocab_size * (rows + (dtype.itemsize + 8) * model.config.hidden_size)
 

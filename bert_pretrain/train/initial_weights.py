@@ -1,18 +1,21 @@
 """Initial weights: from a teacher, with positional heads, from co-occurrences, and an output bias from frequencies.
 
 A teacher of equal width provides its embeddings, its heads and evenly spaced layers, including the first and the last
-(as in Sanh et al., 2019). A wider one provides its output bias, and its token embeddings projected on principal axes.
+(as in Sanh et al., 2019). A wider one provides its output bias, and its token embeddings projected on principal axes. A
+narrower one provides only its output bias.
 
 Positional heads: in a trained BERT some heads attend to the previous or next token (Clark et al., 2019; Voita et al.,
 2019). Before training has formed them, the loss stays near that of a unigram model. Therefore the heads of the first
 layer are initialized to attend to fixed offsets. Position embeddings are sinusoids (Vaswani et al., 2017) in a random
 subspace. Keys project on this subspace, and queries on the same subspace rotated by the offset. Their product, the sum
-of cos(frequency * (key position - query position - offset)), has its maximum at the offset. Value and output
-projections are random matrices that scale length by GAIN, as an `initializer_range` of 0.02 does at a width of 1,200.
+of cos(frequency * (key position - query position - offset)), has its maximum at the offset. The value and output
+projections of all layers, and the dense layers of pooler and pretraining heads, are drawn again: as random matrices
+that scale lengths by GAIN, as an `initializer_range` of 0.02 does at a width of 1,200.
 
-Co-occurrences: word embeddings, positional heads and the layer before the decoder are set so that the logits of a
-masked token are about its log frequency plus the pointwise mutual information with each of its neighbors, as in a naive
-Bayes model. Training need not learn what counts give in seconds. `cooccurrence.py` computes vectors and relations.
+Co-occurrences: word embeddings, positional heads and the layer before the decoder are set so that the logit of a token
+at a masked position is about the sum of its pointwise mutual information with each neighbor. With `mlm_bias: unigram`,
+its log frequency is added, as in a naive Bayes model. Counting takes seconds, and training need not learn these
+statistics. `cooccurrence.py` computes vectors and relations.
 """
 
 import math
@@ -33,10 +36,11 @@ _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
 PEAK = 4.0  # attention logit at the offset, minus the log of the number of positions; other logits are near 0
 GAIN = 0.7  # ratio of the lengths of a projection's output and input
 MIN_SINGULAR = 1e-3  # smallest singular value of a relation that is used, as a share of the largest
-# Start from co-occurrences, chosen by held-out loss: the minimum number of positional heads (narrow networks have them
-# in several layers); the length of a layer's evidence relative to word vectors (first layer, other layers); the factor
-# of PEAK in other layers, where position is a smaller part of the input; the scale of the decoder's input.
-MIN_POSITIONAL_HEADS, EVIDENCE, LATER_PEAK, DECODER_SCALE = 4, (2.1, 1.0), 2.25, 2.0
+# Constants of `start_from_cooccurrences`, chosen by held-out loss. MIN_POSITIONAL_HEADS: networks with fewer heads per
+# layer have positional heads in several layers. OUTPUT_RATIOS: length of the output of attention relative to a word
+# vector, in the first layer and in other layers. LATER_PEAK: factor of PEAK in other layers, where position is a
+# smaller part of the input. DECODER_SCALE: scale of the decoder's input.
+MIN_POSITIONAL_HEADS, OUTPUT_RATIOS, LATER_PEAK, DECODER_SCALE = 4, (2.1, 1.0), 2.25, 2.0
 
 
 @torch.no_grad()
@@ -78,9 +82,11 @@ def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
 
 @torch.no_grad()
 def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int = 1) -> Tensor:
-    """Make the heads of an initialized model's first layers attend to the offsets -1, 1, -2, 2, …
+    """Make the heads of an initialized model's first `num_layers` layers attend to the offsets -1, 1, -2, 2, …
 
-    Return an orthonormal basis of the subspace of the position embeddings, (at most the head size, hidden).
+    Also replace the position embeddings, the value and output projections of all layers, and the dense layers of pooler
+    and pretraining heads. Return an orthonormal basis of the subspace of the position embeddings, (at most the head
+    size, hidden).
     """
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
@@ -127,13 +133,13 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
     noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
     for layer, attention in enumerate(_attentions(model)[:num_layers]):
         relations = [relation(cooccurrences, words, offset, noise) for offset in _offsets(attention, layer)]
-        _set_evidence(attention, relations, words, EVIDENCE[min(layer, 1)])
+        _set_value_and_output(attention, relations, words, OUTPUT_RATIOS[min(layer, 1)])
     nn.init.eye_(model.mlm_head.dense.weight)
     model.mlm_head.layer_norm.weight.fill_(DECODER_SCALE)
     return len(words.known)
 
 
-def _set_evidence(attention: SelfAttention, relations: list[Tensor], words: WordVectors, ratio: float) -> None:
+def _set_value_and_output(attention: SelfAttention, relations: list[Tensor], words: WordVectors, ratio: float) -> None:
     """Set value and output projections, so that each head applies the best low-rank approximation of its relation.
 
     The root of the sum of squares of the heads' outputs becomes about `ratio` times the length of a word vector. If
@@ -191,7 +197,11 @@ def _keep_lengths(weight: Tensor, generator: torch.Generator) -> None:
 
 
 def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
-    """Return the log relative frequency of each maskable token, (vocab_size,) (Meister et al., 2023)."""
+    """Return the log relative frequency of each token in the first training shard, (vocab_size,) float32.
+
+    `UNSEEN_COUNT` is added to each count. [CLS], [SEP] and [PAD] count as unseen, because they are never masked. The
+    output bias starts with these values (Meister et al., 2023).
+    """
     examples = read_shard(data.path, data.shards("train")[0])  # a random sample of documents
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size) + UNSEEN_COUNT
     counts[[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]] = UNSEEN_COUNT

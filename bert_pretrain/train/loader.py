@@ -92,7 +92,7 @@ def evaluation_batches(
     """Yield a rank's micro-batches of a split, with the masks that it stores.
 
     `max_rows` limits the number of rows, which are then spread evenly over at least `MIN_EVALUATION_SHARDS` shards.
-    With `static_shapes`, `max_seqlen` is constant, because Triton compiles attention for several of its values.
+    With `static_shapes`, `max_seqlen` is constant. Otherwise, Triton would compile its kernels for several block sizes.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:

@@ -25,7 +25,7 @@ from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import duration
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
-from bert_pretrain.train.step import DoesNotFit, train_step
+from bert_pretrain.train.step import MicroBatchTooLarge, train_step
 
 # Evaluates the whole validation split if passed True, else a part of it. Returns None if there is no such split.
 Evaluate = Callable[[bool], dict[str, float] | None]
@@ -71,7 +71,7 @@ def fit(
             rate = run.learning_rate(progress.step, now.seconds, now.reserve)
             try:
                 _step(run, state, batch, progress.step, rate, graphs)
-            except DoesNotFit as error:
+            except MicroBatchTooLarge as error:
                 _free_memory(run, data, graphs, error)
                 batches.close()
                 batches.start(data.batches(progress.step, run.length.steps))
@@ -186,8 +186,11 @@ def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signa
         raise reason
 
 
-def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
-    """Drop the CUDA graphs or, if there are none, halve the micro-batches. Raise `ConfigError` if these are fixed."""
+def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: MicroBatchTooLarge) -> None:
+    """Drop the CUDA graphs. If there are none, halve the micro-batches.
+
+    Raises ConfigError if the size of micro-batches is configured, or if there are several ranks.
+    """
     if graphs is None or not graphs.drop():
         if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
             raise ConfigError(
@@ -204,7 +207,8 @@ def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
     """Run up to four steps, which change the state, and return their median duration in seconds.
 
-    The first step chooses or compiles kernels, so it counts only if it is the only one. One rank stops after a minute.
+    The first step chooses or compiles kernels, so it counts only if it is the only step. A single process starts no
+    step after a minute; several ranks always run four steps, because they must agree on the number.
     """
     times: list[float] = []
     graphs = _step_graphs(run, state)
@@ -215,7 +219,7 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
             begin = time.perf_counter()
             try:
                 _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
-            except DoesNotFit as error:
+            except MicroBatchTooLarge as error:
                 _free_memory(run, data, graphs, error)
                 continue
             _synchronize(run.device)

@@ -118,7 +118,7 @@ def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult
         EvalResult(
             task_type="fill-mask" if name.startswith("mlm") else "text-classification",
             task_name="masked language modeling" if name.startswith("mlm") else pair_task,
-            dataset_type="held-out", dataset_name="held-out documents of the training corpus",
+            dataset_type="held-out", dataset_name="held-out documents",
             dataset_split="validation", metric_type=metric,
             metric_name=title.replace("NSP", objective.upper()), metric_value=values[f"validation_{name}"],
         )

@@ -80,7 +80,7 @@ def _groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[dict[st
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB, with two additional keys of a parameter group.
+    """LAMB (You et al., 2019, algorithm 2), with two additional keys of a parameter group.
 
     `trust_ratio` is False for biases and layer normalization, which get Adam's update. `matrices` is the number of
     matrices of equal shape that are stacked in each parameter, each with its own trust ratio.
@@ -163,7 +163,10 @@ def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_m
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups that differ only in `matrices`, the number of matrices stacked in each parameter."""
+    """Muon (Jordan, 2024): Nesterov momentum, orthogonalized updates and decoupled weight decay.
+
+    Parameter groups may differ only in `matrices`, the number of matrices that are stacked in each parameter.
+    """
 
     found_inf: Tensor | None = None
 

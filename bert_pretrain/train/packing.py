@@ -134,11 +134,12 @@ class ShapeMultiples:
 
 
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each of a rank's micro-batches, which have at most `micro_batch_tokens` or one example.
+    """Return the examples of each micro-batch of a rank, as indices into `lengths`.
 
-    Ranks get similar numbers of tokens. Micro-batches have examples of similar length, so padded attention pads little.
+    A micro-batch has at most `micro_batch_tokens` tokens, or one longer example. Its examples have similar lengths, so
+    padded attention pads little. Ranks get similar numbers of tokens.
     """
-    share = _snake_deal(lengths, num_ranks)[rank]
+    share = _snake_shares(lengths, num_ranks)[rank]
     offsets, bounds = ragged.offsets_of(lengths[share]), [0]
     while (begin := bounds[-1]) < len(share):
         end = int(np.searchsorted(offsets, offsets[begin] + micro_batch_tokens, side="right")) - 1
@@ -147,19 +148,19 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each of a rank's micro-batches, which have about equal numbers of tokens and examples.
+    """Return the examples of each micro-batch of a rank, with about equal numbers of tokens and examples in each.
 
     Each micro-batch gets examples of all lengths, so that `torch.compile` sees few shapes. Ranks get equal numbers of
     micro-batches, as few as possible with at most `micro_batch_tokens` each, and none is empty.
     """
     num_micro_batches = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
     while num_micro_batches * num_ranks < len(lengths):
-        shares = _snake_deal(lengths, num_ranks * num_micro_batches)
+        shares = _snake_shares(lengths, num_ranks * num_micro_batches)
         if max(int(lengths[share].sum()) for share in shares) <= micro_batch_tokens:
             break
         num_micro_batches += 1
     num_micro_batches = min(num_micro_batches, len(lengths) // num_ranks)
-    return _snake_deal(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
+    return _snake_shares(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
@@ -202,8 +203,8 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def _snake_deal(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
-    """Sort rows by length and deal them to shares from first to last, then from last to first, and repeat."""
+def _snake_shares(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
+    """Sort the indices of `lengths` by length and assign them to shares in snake order: 0, 1, 2, 2, 1, 0, 0, 1, …"""
     order = np.argsort(lengths, kind="stable")
     turns = np.arange(len(order)) % (2 * num_shares)
     owner = np.minimum(turns, 2 * num_shares - 1 - turns)

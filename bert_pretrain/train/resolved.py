@@ -59,7 +59,7 @@ class ResolvedRun:
     dist_context: DistContext
     num_parameters: int
     micro_batch_tokens: int  # a maximum, which is halved if memory runs out
-    identity: dict[str, Any]  # everything that affects the resulting weights, as JSON values
+    identity: dict[str, Any]  # inputs and settings that must not change when the run is resumed, as JSON values
     extension: Extension | None = None  # the tokens that the data's vocabulary adds to that of `init_from`
     carried: Checkpoint | None = None  # `init_from`, if its optimizer state and step are carried over
 
@@ -78,7 +78,10 @@ class ResolvedRun:
         return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Return whether to evaluate: by default at each eighth of a time budget, if `reserve` is at most 2 % of it."""
+        """Return whether to evaluate because an eighth of the time budget ended between `before` and `now` (seconds).
+
+        False if `eval_every` is not the default, or if the `reserve` for the end of the run exceeds 2 % of the budget.
+        """
         seconds = self.length.seconds
         if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
             return False
@@ -213,7 +216,7 @@ def find_progress(
         remove_temporaries(run.output)
     if not resume and not manifest.is_restarted() and checkpoint_paths(folder):
         raise OutputError(
-            f"{folder} holds checkpoints, and --no-resume starts over",
+            f"{folder} holds checkpoints, and --no-resume does not continue from them",
             where="--no-resume",
             remedy="add --overwrite (the old folder is moved aside), or leave out --no-resume",
         )
@@ -259,9 +262,10 @@ def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
-    """Return the run with its checkpoint's micro-batch size, so that results are bit-equal.
+    """Return the run with the micro-batch size of its checkpoint, so that a run resumed on a CPU is bit-equal.
 
-    Other devices, another number of ranks or less memory get a new size.
+    The run does not change if its size is configured, if the device or the number of ranks is another one, or if the
+    size of the checkpoint does not fit into the memory of the GPU.
     """
     record = latest.record
     old_tokens, old_device = int(record["micro_batch_tokens"]), record.get("device", run.device.type)

@@ -21,7 +21,7 @@ from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
 from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
@@ -203,7 +203,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         print(f"weights from {run.init_from}")
         if extension is not None and (new := len(extension.pieces)):
             print(
-                f"the vocabulary of the data adds {new:,} tokens to that model's, {extension.num_in_slots:,} in unused "
+                f"the vocabulary of the data adds {new:,} tokens to the model's, {extension.num_in_slots:,} in unused "
                 f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
                 "token's old pieces"
             )
@@ -212,7 +212,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {text}: {', '.join(names)}")
     else:
         model.initialize(train.seed)
-        # A teacher would replace these weights. Only the main process counts, because DDP copies its weights to all.
+        # The heads would not match a teacher's embeddings. Only the main process counts: DDP copies its weights to all.
         if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
             num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
             print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
@@ -271,12 +271,12 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
     try:
         metrics = read_metrics(run.output)
     except DataError as error:  # damaged metrics must not prevent writing the model
-        print(f"skipped the curves and the check for learning: {error}")
+        print(f"the model card has no curves, and the final loss was not checked: {error}")
         metrics = []
     warning = nothing_learned(record, metrics)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = export_weights({name: parameter.detach() for name, parameter in state.model.named_parameters()})
-        save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
+        save_model_folder(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         has_curves = bool(metrics) and draw_curves(run.output, record, metrics, temporary)
         validation = log.newest.get("validation")
         card = model_card(

@@ -16,6 +16,8 @@ INITIAL_WEIGHTS = "initial weights"  # an activity before the training loop, whi
 
 @dataclass
 class Progress:
+    """Counts and times of a run. `--carry-optimizer` carries over the counts of another run, but not its times."""
+
     step: int = 0
     examples: int = 0
     examples_before: int = 0  # examples of other data, seen before --carry-optimizer

@@ -1,7 +1,7 @@
-"""One optimizer step, from gradients to updated weights.
+"""One optimizer step: forward and backward pass, gradient clipping, and the update of the weights.
 
-Nothing here waits for the device. Checking for non-finite gradients, skipping such a step and summing the metrics all
-happen on the device. The sums are read only when a log line is due.
+A step does not wait for the device, unless it captures or checks a CUDA graph. The device tests whether gradients are
+finite, skips the update if they are not, and sums the metrics. The sums are read only when a log line is due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,8 +43,8 @@ class LossScale:
 Value = TypeVar("Value", Tensor, float)
 
 
-class DoesNotFit(Exception):
-    """Raised when a micro-batch needs more memory than the device has. Only gradients have changed before."""
+class MicroBatchTooLarge(Exception):
+    """Raised if a micro-batch does not fit into the memory of the device. Weights, state and sums have not changed."""
 
 
 class StepSums(NamedTuple, Generic[Value]):
@@ -150,7 +150,7 @@ def _add_gradients(
                     with torch.autocast(counts.device.type, enabled=False):
                         loss.backward()  # type: ignore[no-untyped-call]
                 except torch.OutOfMemoryError as error:
-                    raise DoesNotFit from error
+                    raise MicroBatchTooLarge from error
             parts.append(part)
     return parts
 

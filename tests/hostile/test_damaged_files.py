@@ -34,7 +34,7 @@ from bert_pretrain.finetune.rows import INPUT, LabelledInput
 from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.io import manifest
-from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, seal_folder, sha256_file
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, sha256_file, write_checksums
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -165,7 +165,7 @@ def stage_outputs(folder: Path) -> Iterator[Target]:
     sealed = folder / "sealed"
     sealed.mkdir()
     (sealed / "a").write_bytes(b"a")
-    seal_folder(sealed)
+    write_checksums(sealed)
     yield existing(sealed / CHECKSUMS, lambda: damage_of_folder(sealed))
     used = folder / "used.json"
     yield Target(used, lambda: TimeLimit(1.0, used), as_json({"used_seconds": 1.5}))

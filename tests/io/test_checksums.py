@@ -1,4 +1,4 @@
-"""JSON with checksums and sealed folders: flipped bits are detected, and unreadable JSON is a DataError."""
+"""JSON and folders with checksums: flipped bits are detected, and unreadable JSON is a DataError."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,14 @@ import pytest
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io import files
-from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, is_sealed, read_json, seal_folder, write_checked_json
+from bert_pretrain.io.files import (
+    CHECKSUMS,
+    damage_of_folder,
+    has_checksums,
+    read_json,
+    write_checked_json,
+    write_checksums,
+)
 
 
 def flips(content: bytes) -> list[bytes]:
@@ -43,13 +50,13 @@ def test_json_without_checksum_is_limited_in_size_and_depth(tmp_path, monkeypatc
     assert caught.value.where == str(path)
 
 
-def test_damage_of_sealed_folder_or_its_checksums_is_detected(tmp_path: Path) -> None:
+def test_damage_of_a_folder_or_its_checksums_is_detected(tmp_path: Path) -> None:
     for name in ("weights", "config"):
         (tmp_path / name).write_bytes(name.encode() * 3)
     with pytest.raises(FileNotFoundError, match="gone"):
-        seal_folder(tmp_path, ("weights", "gone"))
-    assert not is_sealed(tmp_path)
-    seal_folder(tmp_path)
+        write_checksums(tmp_path, ("weights", "gone"))
+    assert not has_checksums(tmp_path)
+    write_checksums(tmp_path)
     (tmp_path / "README.md").write_text("another card")
     assert damage_of_folder(tmp_path) is None
     for path in (tmp_path / "weights", tmp_path / "config"):

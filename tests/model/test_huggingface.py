@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import export_weights, load_model, save_tensors
+from bert_pretrain.model.huggingface import export_weights, load_model, save_model_folder
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.conftest import save_model
 from tests.model.conftest import make_model
@@ -44,7 +44,7 @@ def test_export_scales_large_embeddings_and_keeps_outputs(tokenizer: Tokenizer, 
         getattr(model.embeddings, f"{name}_embeddings").weight.mul_(20)
     weights, exponent = export_weights(dict(model.named_parameters()))
     assert exponent > 1
-    save_tensors(weights, model, tmp_path, tokenizer)
+    save_model_folder(weights, model, tmp_path, tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
     assert 0.025 < theirs.bert.embeddings.word_embeddings.weight.square().mean().sqrt() <= 0.05
     ids, places = torch.randint(5, VOCAB_SIZE, (1, 16)), torch.arange(16)

@@ -15,7 +15,7 @@ import torch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention_backend as backend
 from bert_pretrain.model import short_attention
-from bert_pretrain.model.short_attention import LONGEST, WIDTHS
+from bert_pretrain.model.short_attention import HEAD_SIZES, MAX_SEQLEN
 
 MEASURE_ERRORS = """
 import json, torch
@@ -44,7 +44,7 @@ def test_context_and_gradient_equal_attention() -> None:
     assert all(0 < error < 1e-6 for error in errors["torch.float32"]), errors
 
 
-@pytest.mark.parametrize(("width", "longest"), [(64, LONGEST + 1), (128, 64)])
+@pytest.mark.parametrize(("width", "longest"), [(64, MAX_SEQLEN + 1), (128, 64)])
 def test_unsupported_blocks_fail_an_assertion(width: int, longest: int) -> None:
     inputs, bounds = torch.zeros(longest, 3, 1, width), torch.tensor([0, longest])
     with pytest.raises(AssertionError, match="KEYS"):
@@ -54,12 +54,12 @@ def test_unsupported_blocks_fail_an_assertion(width: int, longest: int) -> None:
 @pytest.mark.parametrize(
     ("width", "longest", "error", "ratio", "used", "reason"),
     [
-        (64, LONGEST, 0.003, 0.55, True, "0.55 of the time"),
-        (64, LONGEST, 0.003, 1.2, False, "1.20 of the time"),
-        (64, LONGEST, 0.5, 0.55, False, "relative error of 0.5"),
-        (64, LONGEST, float("nan"), 0.55, False, "relative error of nan"),
-        (64, LONGEST + 1, 0.003, 0.55, False, "128 tokens"),
-        (8, LONGEST, 0.003, 0.55, False, "head size of 16, 32, 64"),
+        (64, MAX_SEQLEN, 0.003, 0.55, True, "0.55 of the time"),
+        (64, MAX_SEQLEN, 0.003, 1.2, False, "1.20 of the time"),
+        (64, MAX_SEQLEN, 0.5, 0.55, False, "relative error of 0.5"),
+        (64, MAX_SEQLEN, float("nan"), 0.55, False, "relative error of nan"),
+        (64, MAX_SEQLEN + 1, 0.003, 0.55, False, "128 tokens"),
+        (8, MAX_SEQLEN, 0.003, 0.55, False, "head size of 16, 32, 64"),
     ],
 )
 def test_kernels_are_used_if_correct_and_faster(
@@ -77,13 +77,13 @@ def test_kernels_are_used_if_correct_and_faster(
 
 def test_flash_attention_is_used_without_triton_or_if_the_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST) == (
+    assert backend.try_short(CUDA, torch.bfloat16, HEAD_SIZES[0], MAX_SEQLEN) == (
         False, "Triton is not installed",
     )  # fmt: skip
     monkeypatch.undo()
     backend._short_obstacle.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    use_short, reason = backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)  # there is no CUDA here
+    use_short, reason = backend.try_short(CUDA, torch.bfloat16, HEAD_SIZES[0], MAX_SEQLEN)  # there is no CUDA here
     assert not use_short
     assert "the Triton kernels failed" in reason
 
@@ -97,7 +97,7 @@ def test_error_that_leaves_cuda_unusable_names_the_setting(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="illegal memory access") as raised:
-        backend.try_short(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)
+        backend.try_short(CUDA, torch.bfloat16, HEAD_SIZES[0], MAX_SEQLEN)
     assert "varlen" in str(raised.value.remedy)
 
 
