@@ -1,10 +1,10 @@
-# The package on a machine with NVIDIA GPUs. This file has never been built by the tests.
+# Image with the package for NVIDIA GPUs. No test builds it.
 #
 #   docker build -t bert-pretrain .
 #   docker run --rm --gpus all --shm-size 8g -v "$PWD:/work" bert-pretrain run tiny 'corpus/*.txt.gz' --output runs/tiny
 #
-# The wheels of torch on PyPI bring the CUDA libraries along, so the base needs none of them; the host needs a driver
-# that is new enough for torch's CUDA. Triton, by which torch.compile makes kernels, needs a C compiler and Python.h.
+# The wheels of torch on PyPI contain the CUDA libraries, so the base image needs none. The host needs a driver that is
+# new enough for torch's CUDA. Triton, which compiles the kernels of torch.compile, needs a C compiler and Python.h.
 ARG BASE=nvidia/cuda:12.8.1-base-ubuntu24.04
 FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3-venv python3-dev gcc libc6-dev \

@@ -1,9 +1,9 @@
-# Two commands do everything: `make demo` and `make test`. Both make the environment first, in .venv.
+# `make demo` pretrains a tiny BERT, `make test` checks and tests the package. Both install into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 RUN := $(BIN)/bert-pretrain
 MODEL := runs/demo/train/model
-# Two slow cores: tests share them, and torch must not open more threads than there are.
+# Number of pytest processes. In `test`, each has one OpenMP thread, so that they do not compete for the cores.
 JOBS ?= 2
 
 .PHONY: demo test test-slow check clean
@@ -30,7 +30,7 @@ data/pydoc.jsonl: .venv/installed scripts/pydoc_corpus.py
 	$(BIN)/python scripts/pydoc_corpus.py $@
 
 .venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert-pretrain needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert-pretrain needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e ".[test]"
 	@touch $@

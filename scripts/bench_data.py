@@ -134,7 +134,7 @@ def measure_ids(bench: Bench) -> Iterator[Row]:
         if not run_task("ids_equal", vocab, text, slice_bytes):
             sys.exit(f"{text}: the ids differ from those of tokenizers")
         title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
-        rows = (Row(f"{title}, first pass", peer), Row(f"{title}, chunks known", peer))
+        rows = (Row(f"{title}, cold cache", peer), Row(f"{title}, warm cache", peer))
         for _ in range(bench.arguments.repeats):
             ours = run_task("ids_ours", vocab, text, cores=1)
             peer_speed = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
@@ -235,7 +235,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
 def scaling_table(bench: Bench) -> str:
     """Return the time, disk space and memory for 16 GB and 1 TB, extrapolated from `--shape-mb` and half of it.
 
-    Times assume that cores never wait. The first `make-data` makes one copy and fills the token store. The second makes
+    Times assume that no core idles. The first `make-data` makes one copy and fills the token store. The second makes
     five copies from the store, and the time of four of them is added to the first. Use at least 100 MB: with less,
     `vocab` has not reached its maximum of distinct words and the extrapolated time is too long.
     """
@@ -355,7 +355,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def ids_ours(vocab: str, text: str) -> list[float]:
-    """Return MB/s of a first pass of the encoder, and of a second pass with all chunks in its cache."""
+    """Return the MB/s of the encoder with an empty cache, and of a second pass with all chunks in the cache."""
     tokenizer = Tokenizer.load(Path(vocab))
     blocks = [with_starts(block) for block in blocks_of(Path(text))]
     megabytes = sum(len(block) for block, _ in blocks) / 1e6

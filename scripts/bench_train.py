@@ -113,8 +113,8 @@ def main() -> None:
         f"transformers {transformers_version()}, {arguments.examples} examples of {mean_tokens:.0f} real tokens of at "
         f"most {folder.max_seq_length}, {recipe.vocab_size} tokens\n"
         f"large matrix product: {matmul_flops(device, precision.dtype) / 1e12:.3g} TFLOP/s\n\n"
-        "| size | step | examples/s | real tokens/s | MFU of the product | of the data sheet | peak memory | ours over"
-        " it (quartiles) |\n|---|---|---|---|---|---|---|---|"
+        "| size | step | examples/s | real tokens/s | MFU by matrix product | MFU by data sheet | peak memory | "
+        "speedup of ours (quartiles) |\n|---|---|---|---|---|---|---|---|"
     )
     for size in arguments.sizes:
         compare(Recipe.of(arguments, size), arguments)
@@ -164,7 +164,7 @@ def result_row(
     recipe: Recipe, name: str, batch: GlobalBatch, times: dict[str, np.ndarray], product_flops: float,
     memory: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the row of a contestant.
+    """Return the row of a contestant. In keys that end in `over_it`, "it" is the contestant of the row.
 
     `times` are in seconds, `product_flops` is the FLOP/s of a large matrix product, `memory` is in bytes.
     """
@@ -191,7 +191,7 @@ def table_line(row: dict[str, Any]) -> str:
     if row["ours_over_it"] is not None:
         low, high = row["ours_over_it_quartiles"]
         ratio = f"{row['ours_over_it']:.2f} × ({low:.2f}–{high:.2f})"
-        memory += f" (ours {row['memory_over_it']:.2f} of it)"
+        memory += f" (ours: {row['memory_over_it']:.2f} ×)"
     return (
         f"| {row['size']} | {row['step']} | {row['examples_per_second']:.1f} | {row['tokens_per_second']:,.0f} | "
         f"{row['mfu_of_product']:.1%} | {mfu} | {memory} | {ratio} |"

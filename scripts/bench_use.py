@@ -4,8 +4,9 @@
 
 ROWS_FOLDER has TASK.train.jsonl and TASK.test.jsonl, with rows of `text` and `label`. Use `--split validation` for all
 choices: it scores a tenth of the training rows, a different one for each model. `--split test` scores the test rows.
-Pass all models that differ only in the pretraining seed. A row of the table has their mean, minimum and maximum, and
-the difference from the first way with a 95 % interval over rows and models. The ways:
+Pass all models that differ only in the pretraining seed. A way is a method that predicts labels. The table has one row
+per task and way: mean, minimum and maximum of the accuracy over the models, the first way minus this way with a 95 %
+interval over rows and models, and the median seconds. The ways:
 
     defaults     `finetune classify` with its defaults
     untrained    the same with randomly initialized weights
@@ -267,7 +268,7 @@ def main() -> None:
                 f"{difference} | {statistics.median(seconds[way]):.0f} |"
             )
     print(f"\n{len(args.models)} models, {args.split} rows; difference: {first} minus this way, with 95 % interval")
-    print("\n| task | way | accuracy, % | least–most | difference | s |")
+    print("\n| task | way | accuracy, % | min–max | difference | s |")
     print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
     if args.minutes:
         old = read(args.record) if args.record.exists() else []

@@ -1,4 +1,4 @@
-"""Inject faults into commands: kill them, take their memory or disk, damage their files. Then repeat the command.
+"""Inject faults into commands: kill them, limit memory or disk space, damage their files. Then repeat the command.
 
 A tiny corpus and model are made, and every command runs once without a fault, as the reference. A fault depends on the
 seed and its number only, so `--only` repeats it. The verdict of a fault is one of
@@ -7,8 +7,9 @@ seed and its number only, so `--only` repeats it. The verdict of a fault is one 
     message    the command ended with one error message, and succeeded after the fault was undone
     unchecked  the damaged file is an input of the user without a checksum, or is not read by the command
     lost       defect: the repeated command fails
-    silent     defect: damage was accepted with exit code 0
-    traceback, hang  defects
+    silent     defect: the exit code is 0, but outputs differ from the reference or damage was not repaired
+    traceback  defect: a traceback, an unexpected exit code, or not exactly one error message
+    hang       defect: the command does not end
 
     python scripts/chaos.py --faults 1000 --seed 1 [--seconds 1800] [--only 17] [--commands train fill-mask]
 

@@ -182,9 +182,11 @@ def _call(function: Action) -> int:
 
 
 def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None = None) -> Action:
-    """Return a plant that calls an action at a file event: Python opens, renames or removes a file in a folder.
+    """Return a function that, called in a fork, calls `action` at file event `number` (from 1) in `folder`.
 
-    The n-th event is the same moment in every run. The number of events is written to `log` at the end.
+    A file event is an audit event of Python: a file is opened, renamed, truncated, linked or removed, or a folder is
+    created or removed. The same number is the same moment in every run. At the end of the process, the number of events
+    is written to `log`.
     """
     events = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
 
@@ -215,12 +217,15 @@ def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None
 
 
 def kill_at(folder: Path, event: int, number: int = signal.SIGKILL) -> Action:
-    """Return a plant that sends a signal to the process itself at its n-th file event."""
+    """Return a function that, called in a fork, sends signal `number` to the fork at file event `event` (from 1)."""
     return at_file_event(folder, event, lambda: os.kill(os.getpid(), number))
 
 
 def limit(name: str, value: int) -> Action:
-    """Return a plant that sets a resource limit such as RLIMIT_NOFILE. RLIMIT_AS is added to the memory in use."""
+    """Return a function that, called in a fork, sets a resource limit such as RLIMIT_NOFILE.
+
+    For RLIMIT_AS, `value` is in bytes above the memory in use.
+    """
 
     def plant() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,7 +1,8 @@
 """Check that trainings are bit-equal: repeat fresh starts and resumes, and compare the weights and losses.
 
 A reference trains to the last step. Another run is killed by SIGKILL after its checkpoint, and its copies are resumed.
-Every training runs in a fork of a process that has imported everything. Exit code 1: a training differs. Linux only.
+Every training runs in a fork of a process that has imported everything. Linux only.
+Exit code 1: a training differs. Exit code 2: a training failed or did not end.
 
     python scripts/check_bits.py DATA_FOLDER [--repeats 500] [--threads 2] [--set train.precision=fp32] [--output bits]
 """
@@ -54,7 +55,7 @@ def main() -> int:
                 print(f"{kind} {number} differs")
             else:
                 shutil.rmtree(run)
-        print(f"{arguments.repeats} trainings, {kind}: {num_different} different so far", flush=True)
+        print(f"{kind}: {arguments.repeats} repeats; trainings that differ, in total: {num_different}", flush=True)
     return int(num_different > 0)
 
 

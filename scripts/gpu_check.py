@@ -1,7 +1,7 @@
 """Run all checks that need a GPU within a time limit, the most valuable ones first.
 
 Each part runs in its own process with its own limit. A part that fails, or for which no time is left, does not stop the
-others. Results are written to FOLDER after every part. The exit code is that of the tests.
+others. Results are written to FOLDER after every part. Exit code: that of the tests (0 if not run), 2 without CUDA.
 
     scripts/gpu_check.sh [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER]
 """
@@ -322,7 +322,7 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
     names = ", ".join(PART_NAMES)
     parser.add_argument("--parts", nargs="+", choices=PART_NAMES, default=PART_NAMES, metavar="NAME", help=names)
     parser.add_argument("--corpus", type=Path, help="text for the examples; default: the documentation of Python")
-    parser.add_argument("--work", type=Path, help="folder for examples and runs; existing ones are used")
+    parser.add_argument("--work", type=Path, help="folder for examples and runs; existing examples are reused")
     parser.add_argument("--old", type=Path, help="checkout of an older commit, to time next to this one")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)

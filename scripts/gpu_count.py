@@ -3,8 +3,8 @@
     python scripts/gpu_count.py
 
 `tests/cuda/layers.py` counts one layer on a fake CUDA device, which needs a C++ compiler and a CPU build of torch.
-The unit u is one tensor of tokens × hidden in 16 bits. The constants are fitted to a profile of Base, and the launch
-time to L4-H256. Only the third recorded step, Large, tests the estimate.
+The unit u is one tensor of tokens × hidden in 16 bits. LAUNCH_SECONDS is fitted to the recorded step of L4-H256, the
+other constants to a profile of Base. So only the recorded step of Large tests the estimate.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ def main() -> None:
     from bert_pretrain.model.short_attention import MAX_SEQLEN
     from tests.cuda.layers import count
 
-    print("| step | layer | u a layer | launches | ms | recorded |\n|---|---|--:|--:|--:|--:|")
+    print("| step | layer | u per layer | launches per layer | ms | recorded, ms |\n|---|---|--:|--:|--:|--:|")
     for step in RECORDED:
         ways = [("as recorded", "varlen"), ("now, flash attention", "varlen")]
         ways += [("now", "triton")] if step.length <= MAX_SEQLEN else []

@@ -139,8 +139,8 @@ def as_text(rows: Sequence[dict[str, Any]], title: str) -> str:
     total = rows[0]
     lines = [
         title,
-        f"{1e3 * total['profiled_step_seconds']:.2f} ms per step under the profiler, gaps {total['gap_share']:.1%} of "
-        f"it, {total['launches_per_step']:,.0f} launches per step",
+        f"{1e3 * total['profiled_step_seconds']:.2f} ms per step under the profiler, {total['gap_share']:.1%} of the "
+        f"time in gaps, {total['launches_per_step']:,.0f} launches per step",
     ]
     for key in ("kind_of_kernel", "kernel"):
         lines += ["", f"{key.replace('_', ' '):<80}{'ms/step':>9}{'share':>8}{'calls/step':>14}"]

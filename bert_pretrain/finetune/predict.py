@@ -36,9 +36,21 @@ def predict(
 ) -> None:  # fmt: skip
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
-    `model` is a folder written by `finetune`, or by `transformers` with a head for one of the tasks. `changes` may
-    replace the settings `text_field`, `pair_field`, `tokens_field` and `max_length` of the fine-tuning. `reading` has
-    the `format`, `columns` and `encoding` of the input.
+    Args:
+        model: a folder written by `finetune`, or by `transformers` with a head for one of the tasks.
+        location: a file, a URL, a folder of `datasets`, or `dataset:NAME[:config][@split]`.
+        output: a file that ends in .jsonl, .csv, .conll (only for `tag`) or .json (only for `answer`).
+        config: device, precision and attention.
+        batch_tokens: tokens per batch; None: chosen for the device.
+        skip_empty: skip rows that cannot be predicted, instead of raising InputError.
+        changes: new values of the settings `text_field`, `pair_field`, `tokens_field` and `max_length`; None: as in the
+            fine-tuning.
+        reading: the `format`, `columns` and `encoding` of the input.
+
+    Raises:
+        ConfigError: the ending of `output` does not suit the task, or a setting is invalid.
+        InputError: a row cannot be read, predicted, or written in the format of `output`.
+        DataError: the model folder is damaged, or has no head for one of the tasks.
     """
     if output.suffix not in _TASK_BY_SUFFIX:
         what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"

@@ -56,8 +56,20 @@ def finetune(
 ) -> Path:  # fmt: skip
     """Fine-tune a BERT folder on a task and return the output folder.
 
-    `reading` has the `format`, `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training
-    rows is held out to choose the best epoch. The model is then trained again on all rows, unless it has overfitted.
+    With `validation`, the epoch with the best score on it is kept. Without, a tenth of the training rows is held out
+    for the validation scores, and the model is then trained again on all rows. If the last epoch is clearly worse on
+    the held-out rows than the best one, the best epoch is kept instead.
+
+    Args:
+        task: "classify", "tag" or "answer".
+        train, validation, test: inputs of labelled rows: a file, a URL, a folder of `datasets`, or `dataset:NAME`.
+        output: folder to create; unfinished work is in `OUTPUT.partial`.
+        reading: the `format`, `columns` and `encoding` of all inputs.
+
+    Raises:
+        ConfigError: a setting, the device or the environment does not allow fine-tuning.
+        InputError: an input has no usable rows, or the rows do not fit the task.
+        DataError: the model folder, or an earlier output, is damaged.
     """
     inputs = [
         LabelledInput(location, flag, **reading)
@@ -150,8 +162,9 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
 def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], num_groups: int) -> set[Any]:
     """Return the first `num_groups` groups, with exchanges so that both parts contain each class where possible.
 
-    If one part lacks a class, a group with this class is moved there from the other part. If possible, another group is
-    moved back. A group is only moved if the part that it leaves still has all its classes.
+    The other groups form the second part. If a part lacks a class, a group with this class is moved into it from the
+    other part, and another group is moved back if possible. A group is moved only if every class of the group remains
+    in the part that it leaves.
     """
     places = itertools.count()
     parts = [{group: next(places) for group in groups} for groups in (order[:num_groups], order[num_groups:])]

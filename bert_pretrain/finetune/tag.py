@@ -1,7 +1,8 @@
 """`tag`: predicts a tag for every word, at the first WordPiece token of the word.
 
 Tags are BIO tags of entities, or plain classes of words such as parts of speech if no tag has a prefix. Long sentences
-are split into overlapping windows. Each word is labelled in exactly one window, with context on both sides.
+are split into overlapping windows. Each word is labelled in exactly one window: the one in which it is farther from the
+edge.
 """
 
 import re
@@ -215,7 +216,7 @@ def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, ran
     """Split a sentence into overlapping windows of at most `max_tokens` tokens, given the number of tokens per word.
 
     Return the range of words in each window, and the range of words that are labelled in it. Consecutive windows share
-    about a third of their tokens, and each labels its half of the shared words.
+    at most a third of `max_tokens`, and each labels its half of the shared words. No word may exceed `max_tokens`.
     """
     shown, begin = [], 0
     while True:
@@ -294,7 +295,7 @@ def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> lis
             untagged = [at for at, fields in lines if len(fields) == 1]
             if untagged and source.flag not in (INPUT, "--test"):
                 where = f"{source.location}: line {untagged[0]}"
-                remedy = f"write word TAB tag; or write words without tags as JSONL with {_FORMAT}"
+                remedy = f"write the word, a tab and its tag; or convert the file to JSONL with {_FORMAT}"
                 source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))
             else:
                 words = {tokens_field: [fields[0] for _, fields in lines]}

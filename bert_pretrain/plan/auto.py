@@ -23,8 +23,8 @@ from bert_pretrain.train.schedule import duration
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
-# The first `MIN_TIMED` networks are timed even beyond CALIBRATION_SHARE, if each begins within this share of the time.
-PATIENCE_SHARE = {"cpu": 0.0, "cuda": 0.2}
+# The first `MIN_TIMED` networks may exceed CALIBRATION_SHARE if their timing starts within this share of the time.
+LATEST_START_SHARE = {"cpu": 0.0, "cuda": 0.2}
 Ranges = TypeAdapter(dict[str, tuple[float, float]])  # `forecast.json`: ranges of held-out metrics by name
 
 
@@ -41,11 +41,15 @@ def planned_config(
     """Return the configuration of the plan in `output`; make and print the plan if there is none.
 
     Args:
-        asked: the configuration of `settings` and `flags` alone, with inputs and a time.
+        asked: the configuration from `settings` and `flags` without a plan; it has inputs and a time.
+        output: the folder of the run. The plan, its forecast and the facts of the machine are written there.
         settings, flags: as for `load_config`; they override the plan.
         machine: name or file of the machine facts to plan with, instead of timing this machine.
         overwrite: replace an existing plan, unless torchrun or Slurm has restarted the command.
         dry_run: write nothing.
+
+    Raises:
+        ConfigError: an existing plan has other inputs, or the time is too short for a plan.
     """
     check_writable(output)
     assert asked.time is not None
@@ -87,8 +91,9 @@ def planned_config(
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
     """Return the facts of the machine to plan for.
 
-    This is `machine` in a dry run, or if its device, cores and memory are those of this machine. Otherwise it is this
-    machine, with shipped facts if there are any for this card and `train.attention` is auto, else with measured facts.
+    The facts named by `machine` are used in a dry run, or if they have the device, cores and memory of this machine.
+    Otherwise the shipped facts of this card are used if they exist and `train.attention` is auto. In all other cases,
+    this machine is timed.
     """
     device = timing.device_of(train.device)
     if machine is not None:
@@ -101,8 +106,8 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
     if shipped is not None:
         return shipped
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[device.type] * seconds)
-    patience = PATIENCE_SHARE[device.type] * seconds
-    return timing.measure_machine(allowed, vocab_size_for(text), train.device, train.attention, patience)
+    latest_start = LATEST_START_SHARE[device.type] * seconds
+    return timing.measure_machine(allowed, vocab_size_for(text), train.device, train.attention, latest_start)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:

@@ -25,7 +25,7 @@ from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS
 from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
-TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
+TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; measured on the corpora in RESULTS.md
 MASKED_SHARE = 0.3  # share of the tokens that are predicted, in timed steps and in plans
 CPU_CANDIDATES = 2048  # tokens of the sampled softmax on a CPU, in timed steps and in plans
 SHIPPED = Path(__file__).with_name("machines")
@@ -123,7 +123,7 @@ def _is_divisible(source: Source) -> bool:
 
 
 def rounded(number: float) -> str:
-    """Format a number with two digits, or as a whole number from 10 on."""
+    """Format a number below 10 with two significant digits, and a larger one as a whole number."""
     return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
 
 
@@ -202,7 +202,7 @@ class MachineFacts(_Facts):
     speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
 
     def speed(self, size: Size) -> Speed:
-        """Return the speed of a network."""
+        """Return the speed of a network, which must be one of `speeds`."""
         return next(speed for speed in self.speeds if speed.size == size)
 
     def has_memory(self, memory_bytes: int) -> bool:
@@ -211,7 +211,7 @@ class MachineFacts(_Facts):
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """Sizes of the networks that fit into memory, the smallest first."""
+        """Sizes of the networks that fit into memory, the smallest first; only the first of `speeds` if none fits."""
         fitting = [one.size for one in self.speeds if BYTES_PER_WEIGHT * one.size.weights < self.memory_bytes]
         return tuple(sorted(fitting or [self.speeds[0].size], key=lambda size: size.weights))
 
@@ -227,7 +227,7 @@ def num_outputs(device: str, vocab_size: int) -> int:
 
 
 def read_machine(name_or_file: str) -> MachineFacts:
-    """Return the facts of a shipped machine or of a JSON file."""
+    """Return the facts of a shipped machine or of a JSON file. Raise ConfigError if there is none or it is invalid."""
     path = SHIPPED / f"{name_or_file}.json"
     if not path.is_file():
         path = Path(name_or_file)

@@ -24,11 +24,12 @@ DATA_BYTES_PER_CORE_SECOND, VOCAB_TIME_SHARE, START_SECONDS = 2.5e6, 0.35, 12.0
 MAX_DATA_SHARE = 0.4  # largest share of the time for vocabulary and data
 # Part of the text to read: tokens per expected training token, and the minimum in bytes and in documents.
 READ_TOKENS_PER_TRAINED, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
-# Number of evaluations (the minimum is for trainings that can afford few examples), and their share of the time.
+# Maximum number of evaluations, their minimum number if there is only time to evaluate few examples, and their share of
+# the time.
 EVALUATIONS, MIN_EVALUATIONS, EVALUATION_SHARE = 8, 4, 0.02
-# Minimum for a stable loss and next-sentence accuracy: examples of one document are correlated, and 20 documents of
-# Chinese were 0.5 nats below the training loss. Further held-out examples are only used in the last evaluation, which
-# takes at most as long as the others together.
+# Minimum for a stable loss and next-sentence accuracy. Examples of one document are correlated: with only 20 held-out
+# documents of Chinese, the held-out loss was 0.5 nats below the training loss. Further held-out examples are used only
+# in the last evaluation, which takes at most as long as all others together.
 MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 50
 SHORT_LENGTH, LENGTH = 64, 128  # tokens per example, in the shortest trainings and in all others
 # Second phase: length, share of the time, share of the peak learning rate, and minimum time of the training. The paper
@@ -130,7 +131,10 @@ def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> fl
 
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
-    """Return the largest fraction of the text whose vocabulary and data leave enough time for training."""
+    """Return the largest fraction of the text for which vocabulary and data take at most `MAX_DATA_SHARE` of the time.
+
+    Raises ConfigError if no fraction of the text meets this limit.
+    """
     least, needed = (_data_seconds(text, machine, fraction) for fraction in (0.0, 1.0))
     allowed = MAX_DATA_SHARE * seconds
     if needed <= allowed:
@@ -138,7 +142,7 @@ def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float)
     if least >= allowed:
         reason = "vocab reads all text that is compressed or not in UTF-8" if text.is_divisible else "all text is read"
         what = f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take at least {least:,.0f} of "
-        what += f"{seconds:,.0f} seconds: {reason}"
+        what += f"{seconds:,.0f} seconds, above the limit of {MAX_DATA_SHARE:.0%}: {reason}"
         remedy = f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files"
         raise ConfigError(what, where="--time", remedy=remedy)
     return (allowed - least) / (needed - least)
@@ -225,7 +229,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
     why_short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
     why_copies = f"training sees about {best.tokens:,.1f} million tokens, {rounded(best.epochs)} times the text"
-    why_copies += "; copies have other pairs" if copies > 1 else ""
+    why_copies += "; each copy has new pairs" if copies > 1 else ""
     pairs, why_pairs = _pairs(text)
     return [
         *choices,
@@ -311,11 +315,11 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
         Choice("train.mlm_bias", "unigram", "starts from the token frequencies"),
         Choice("train.init", "cooccurrences", "starts from counts of neighboring tokens"),
         *sampled,
-        Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
+        Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), "for this width, depth and batch size"),
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
-        Choice("train.warmup_ratio", 0.05, "of the time"),
+        Choice("train.warmup_ratio", 0.05, "share of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
-        Choice("train.weight_decay", weight_decay, "keeps the weights at a scale for fine-tuning"),
+        Choice("train.weight_decay", weight_decay, "keeps the weights at a scale that suits fine-tuning"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {evaluations} evaluations"),
         Choice("train.eval_examples", examples, "the last evaluation uses all held-out examples"),

@@ -41,12 +41,20 @@ REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed rat
 
 
 def measure_machine(
-    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto", patience: float = 0.0
+    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto", latest_start: float = 0.0
 ) -> MachineFacts:
-    """Time training steps of the networks, the smallest first, for at most about `seconds`.
+    """Time training steps of the networks in `SIZES`, the smallest first, and extrapolate the others.
 
-    The smallest network is always timed. The next ones, up to `MIN_TIMED` networks, may exceed `seconds` if they begin
-    within `patience` seconds. On a GPU the start of the compiler, about 20 s, does not count.
+    Args:
+        seconds: approximate limit for all timings. The smallest network is always timed. The next ones, up to
+            `MIN_TIMED` networks in total, may exceed the limit if they start early enough. On a GPU the start of the
+            compiler, about 20 s, does not count.
+        vocab_size: size of the vocabulary in the timed steps.
+        device_setting, attention: as `train.device` and `train.attention`.
+        latest_start: seconds from the first timing until which a network may start that exceeds the limit.
+
+    Raises:
+        MicroBatchTooLarge, torch.OutOfMemoryError: the smallest network does not fit into memory.
     """
     device = hardware.choose_device(device_setting)
     hardware.configure_cpu(device)  # as in training
@@ -64,7 +72,7 @@ def measure_machine(
                 flops, previous = (one.flops_per_token(outputs, LENGTH) for one in (size, speeds[-1].size))
                 growth = 1.0 if device.type == "cuda" else max(1.0, flops / previous)
                 spent = started - begin
-                can_wait = len(speeds) < MIN_TIMED and spent < patience
+                can_wait = len(speeds) < MIN_TIMED and spent < latest_start
                 if took * growth > seconds - spent and not can_wait:
                     break
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):

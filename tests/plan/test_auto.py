@@ -62,7 +62,7 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, f
 
 
 @pytest.mark.parametrize(("memory", "is_timed"), [(1.001, False), (2.0, True)])
-def test_facts_of_this_machine_are_used_though_its_memory_is_said_a_little_differently(
+def test_machine_file_replaces_timing_if_its_memory_is_within_10_percent(
     english_text: Path, tmp_path: Path, fast_machine: list[float], memory: float, is_timed: bool
 ) -> None:
     found = timing.device_of("cpu")
@@ -97,7 +97,7 @@ def test_a_card_whose_facts_are_shipped_is_not_timed_and_the_plan_says_so(
         assert (facts["name"], facts["cores"]) == ("h200", 3)
 
 
-def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, fast_machine) -> None:
+def test_plan_for_a_small_text_is_shorter_than_the_given_time(english_text, tmp_path, fast_machine) -> None:
     inputs, day = [str(english_text)], 86_400.0
     config = planned(inputs, day, tmp_path)
     assert 120.0 <= config.time < day
@@ -168,10 +168,10 @@ def test_resumed_run_has_the_time_that_is_left(tmp_path: Path, monkeypatch: pyte
 
 
 class Enough(Exception):
-    """Training was reached, with this budget."""
+    """Raised instead of training; its argument is the time budget in seconds."""
 
 
-def test_with_overwrite_the_time_begins_again(english_text: Path, tmp_path: Path, monkeypatch) -> None:
+def test_overwrite_resets_the_used_time(english_text: Path, tmp_path: Path, monkeypatch) -> None:
     def train(stage: Config, *_: Any, **__: Any) -> None:
         raise Enough(stage.train.time_budget)
 
@@ -194,7 +194,9 @@ def test_with_overwrite_the_time_begins_again(english_text: Path, tmp_path: Path
         (LOW - 0.1, None, 1),
     ],
 )
-def test_the_outcome_is_said_next_to_the_forecast(loss: float, accuracy: float | None, outside: int, tmp_path) -> None:
+def test_compare_says_which_metrics_are_inside_the_forecast(
+    loss: float, accuracy: float | None, outside: int, tmp_path: Path
+) -> None:
     (tmp_path / auto.FORECAST).write_text(json.dumps(auto.expected(MADE)))
     last = {"step": 9, "validation_mlm_loss": loss, "validation_nsp_accuracy": accuracy}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(last) + "\n")

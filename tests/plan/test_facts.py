@@ -1,4 +1,4 @@
-"""What a sample tells of a corpus; facts of machines, measured and from files, good and bad."""
+"""Facts of a corpus from a sample, and facts of machines: measured, extrapolated, shipped and from files."""
 
 import gzip
 import json
@@ -92,14 +92,14 @@ def test_for_large_files_of_running_text_another_boundary_is_found(tmp_path: Pat
     assert measure_text([str(wrapped)], DataConfig()).boundary == ""
 
 
-def test_of_many_files_only_those_of_the_sample_are_opened(tmp_path: Path) -> None:
+def test_only_sampled_files_are_opened(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}.txt").write_text(PARAGRAPH)
     (tmp_path / "01.txt").write_bytes(bytes(range(128, 256)))  # `vocab` refuses it
     assert measure_text([str(tmp_path)], DataConfig(document_boundary="file")).documents == pytest.approx(40, abs=1)
 
 
-def test_a_file_that_is_one_document_counts_as_one_however_little_of_it_is_read(tmp_path: Path) -> None:
+def test_large_file_of_one_document_counts_as_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"{PARAGRAPH} " * (3 * SAMPLE_BYTES // len(PARAGRAPH)))
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
     assert facts.documents == 1
@@ -120,9 +120,9 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
     assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(share * smallest.update_seconds)
 
 
-@pytest.mark.parametrize(("patience", "number"), [(0.0, 1), (1.5, 2), (1000.0, MIN_TIMED)])
-def test_some_networks_are_timed_while_patience_lasts_though_the_first_one_took_all_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, patience: float, number: int
+@pytest.mark.parametrize(("latest_start", "number"), [(0.0, 1), (1.5, 2), (1000.0, MIN_TIMED)])
+def test_networks_that_start_before_latest_start_may_exceed_the_time(
+    monkeypatch: pytest.MonkeyPatch, latest_start: float, number: int
 ) -> None:
     clock = [0.0]
 
@@ -132,7 +132,7 @@ def test_some_networks_are_timed_while_patience_lasts_though_the_first_one_took_
 
     monkeypatch.setattr(timing, "_measure_speed", measured)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    facts = measure_machine(0.5, 5000, "cpu", "auto", patience)
+    facts = measure_machine(0.5, 5000, "cpu", "auto", latest_start)
     assert [speed.is_timed for speed in facts.speeds] == [True] * number + [False] * (len(SIZES) - number)
 
 
@@ -159,7 +159,7 @@ def test_shipped_facts_are_those_of_a_card_by_name_and_memory_if_it_was_timed(
         assert facts.source.startswith("shipped facts of this card")
 
 
-def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:
+def test_last_two_batch_sizes_determine_flops_and_update_time() -> None:
     # 2 s of update, 10 operations a second; the smallest step is bound by launches.
     speed = speed_of(Size(2, 128), [(10.0, 5.0), (80.0, 10.0), (640.0, 66.0)], None, has_launches=True)
     assert (speed.flops_per_second, speed.update_seconds, speed.launch_seconds) == (10.0, 2.0, 5.0)
@@ -169,7 +169,7 @@ def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:
     assert noisy.seconds(80.0) == pytest.approx(4.0)
 
 
-def test_a_shipped_machine_of_which_one_network_is_timed_is_expected_to_be_itself() -> None:
+def test_speeds_of_a_shipped_machine_follow_from_its_smallest_network() -> None:
     facts = read_machine("h200")
     for speed in facts.speeds:
         found = extrapolated(speed.size, facts.speeds[0], "cuda")
@@ -188,7 +188,7 @@ def test_shipped_facts_say_where_they_come_from_and_larger_networks_need_more_ti
 
 
 @pytest.mark.parametrize("name", ["missing.json", ".", "h1000"])
-def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
+def test_unknown_machine_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="no machine"):
         read_machine(name)
 
@@ -204,7 +204,7 @@ def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
         ("flops_per_second", "inf"),
     ],
 )
-def test_a_wrong_file_of_facts_is_refused_by_its_key(tmp_path: Path, key: str, value: object) -> None:
+def test_error_about_a_machine_file_names_the_key(tmp_path: Path, key: str, value: object) -> None:
     facts = json.loads(read_machine("t4").model_dump_json())
     (facts["speeds"][0] if key in facts["speeds"][0] else facts)[key] = value
     (tmp_path / "machine.json").write_text(json.dumps(facts))

@@ -71,7 +71,7 @@ def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_ex
         ({"is_divisible": False}, "fraction", 1.0),
     ],
 )
-def test_what_the_text_is_decides(text: dict[str, Any], key: str, value: object) -> None:
+def test_properties_of_the_text_determine_the_data_section(text: dict[str, Any], key: str, value: object) -> None:
     assert getattr(plan(replace(ENGLISH, **text)).config.data, key) == value
 
 
@@ -91,7 +91,7 @@ def test_a_short_training_is_evaluated_on_several_documents() -> None:
     assert config.train.eval_examples == 256
 
 
-def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more_time_than_that() -> None:
+def test_small_text_is_repeated_at_most_max_epochs_times_and_ends_early() -> None:
     hour, day = (plan(english(1), seconds) for seconds in (3600.0, 86_400.0))
     assert day.training.epochs == hour.training.epochs == law.MAX_EPOCHS
     assert day.config.data.dupe_factor > plan(seconds=120).config.data.dupe_factor == 1
@@ -129,7 +129,7 @@ def test_long_trainings_end_with_long_examples() -> None:
     assert long.train.peak_lr < short.train.peak_lr
 
 
-def test_of_a_large_corpus_a_fraction_is_read() -> None:
+def test_large_corpus_is_read_in_part() -> None:
     for megabytes in (1e3, 1e6):
         made = plan(english(megabytes))
         assert 10 <= made.config.data.fraction * megabytes < 0.4 * 600 * 2 * 2.5
@@ -143,7 +143,7 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
 
 
 @pytest.mark.parametrize("megabytes", [0.3, 1, 10, 100])
-def test_no_planned_network_is_called_too_large_though_the_text_has_half_the_tokens_expected(megabytes: float) -> None:
+def test_planned_network_is_not_too_large_even_for_half_of_the_estimated_tokens(megabytes: float) -> None:
     for seconds in (120.0, 3600.0, 86_400.0):
         made = plan(english(megabytes), seconds, flops=1e14)
         assert too_large(made.training.size.weights, made.config.data.fraction * made.text.tokens / 2) is None

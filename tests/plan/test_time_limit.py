@@ -1,4 +1,4 @@
-"""The time of a run is counted over interruptions, also those that give no warning."""
+"""The used time of a run is counted across interruptions, including SIGKILL."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.plan.time_limit import TimeLimit
 
 
-def test_time_is_counted_on_from_the_file(tmp_path: Path) -> None:
+def test_count_continues_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run" / "time.json"
     with TimeLimit(100.0, file, used_before_open=30.0) as limit:
         assert limit.used >= 30.0
@@ -22,7 +22,7 @@ def test_time_is_counted_on_from_the_file(tmp_path: Path) -> None:
         assert again.used >= before + 5.0
 
 
-def test_a_kill_hides_nothing_of_what_was_written(tmp_path: Path) -> None:
+def test_count_survives_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "time.json"
     code = """
 import sys, time
@@ -41,7 +41,7 @@ with time_limit.TimeLimit(100.0, Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"used_seconds": "much"}', '{"used_seconds": -1}', "[1]"])
-def test_a_file_that_says_nothing_is_refused(content: str, tmp_path: Path) -> None:
+def test_file_without_a_valid_time_is_an_error(content: str, tmp_path: Path) -> None:
     file = tmp_path / "time.json"
     file.write_text(content)
     with pytest.raises(DataError, match="time"):

@@ -114,7 +114,7 @@ def test_profile_sums_kernels_gaps_and_launches() -> None:
     kinds = {row["kind_of_kernel"]: row["seconds"] for row in rows[1:4]}
     assert kinds == pytest.approx({"matrix products": 30e-6, "attention": 20e-6, "copies and fills of memory": 2.5e-6})
     assert (rows[4]["kernel"], rows[4]["calls_per_step"]) == ("nvjet_a", 1.0)
-    assert "gaps 20.0% of it, 2 launches per step" in gpu_profile.as_text(rows, "title")
+    assert "20.0% of the time in gaps, 2 launches per step" in gpu_profile.as_text(rows, "title")
 
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

@@ -1,6 +1,6 @@
-"""A synthetic language that can be learnt: four topics of twelve words, which follow one another in a circle.
+"""Fixtures with a synthetic language that is easy to learn: four topics of twelve words in a cyclic order.
 
-A masked word follows from its neighbours, and B follows A if both speak of one topic.
+A masked word is determined by its neighbors. B follows A if both have the same topic.
 """
 
 import inspect
@@ -198,7 +198,7 @@ def tiny(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
 
 
 def without_pairs(batch: GlobalBatch) -> GlobalBatch:
-    """The same batch of examples that are no pairs."""
+    """Return the batch without next-sentence labels."""
     micro_batches = [replace(micro, next_sentence_labels=None) for micro in batch.micro_batches]
     return replace(batch, micro_batches=micro_batches, num_pairs=0)
 
@@ -255,7 +255,7 @@ def take_steps(
     rates: Sequence[float] = (1e-3,),
     graphs: StepGraphs | None = None,
 ) -> list[StepSums[float]]:
-    """Take a step of each batch, at the rates in turns."""
+    """Take one step per batch, cycling through the learning rates, and return the metrics of each step."""
     metrics = []
     for number, batch in enumerate(batches):
         state.sums.zero_()
@@ -301,7 +301,7 @@ def flip_bit(path: Path, position: int = 1000) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_left() -> Iterator[None]:
-    """End what a failed test has started, for which pytest would wait."""
+    """Kill the processes that a failed test has left; pytest would wait for them."""
     yield
     for process in multiprocessing.active_children():
         process.kill()
@@ -310,7 +310,7 @@ def no_process_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: at these sizes it is the fastest, and tests beside one another do not wait in turn."""
+    """Use one thread: it is the fastest at these sizes, and parallel tests do not compete for cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -319,7 +319,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train as without the extra `plot`: to draw a run's curves takes as long as its steps do here."""
+    """Train without matplotlib: drawing the curves of a run would take as long as its steps."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -335,7 +335,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new_data_folder(tmp_path: Path) -> NewData:
-    """Make a data folder of one's own, to be changed or broken."""
+    """Return a function that makes a data folder, which the test may change."""
     return lambda name="data", **settings: make_data_folder(tmp_path / name, **settings)
 
 

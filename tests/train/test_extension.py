@@ -1,4 +1,4 @@
-"""`--init-from` with other sizes: an extended vocabulary, more positions, rows that only fill up."""
+"""`--init-from` with other sizes: an extended vocabulary, more positions, padding rows of the vocabulary."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
 def extend(tokenizer: Tokenizer, data: Path) -> Path:
-    """Let a data folder be one that was made with two words more in slots and one at the end."""
+    """Add three tokens to the tokenizer of a data folder: two in unused slots, one at the end."""
     tokens = [*tokenizer.tokens, "wawb"]
     tokens[1], tokens[7] = "wlwa", "xé"
     tokenizer = tokenizer.with_tokens(tokens)
@@ -50,7 +50,7 @@ def change_json(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_rows_of_new_tokens_are_the_mean_of_their_pieces_and_all_others_stay(
+def test_rows_of_new_tokens_are_the_mean_of_their_pieces_and_others_are_unchanged(
     fit: Fit, model: Path, new_data_folder: NewData, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     old = tokenizer.with_tokens([*tokenizer.tokens[:-2], "##wa", "##wb"])
@@ -80,7 +80,7 @@ def test_rows_of_new_tokens_are_the_mean_of_their_pieces_and_all_others_stay(
     assert opened.tokenize("Wawb wlwa") == ["wawb", "wlwa"]
 
 
-def test_what_an_extended_vocabulary_does_not_allow_is_refused(
+def test_mismatched_vocabularies_are_errors(
     fit: Fit, finished: Path, model: Path, tokenizer: Tokenizer, new_data_folder: NewData
 ) -> None:
     extended_data = extend(tokenizer, new_data_folder("extended"))
@@ -99,7 +99,7 @@ def test_what_an_extended_vocabulary_does_not_allow_is_refused(
         fit("c", init_from=model)
 
 
-def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
+def test_padding_rows_are_kept_in_inference_and_removed_in_training(
     fit: Fit, finished: Path, model: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     config = tiny().train
@@ -121,7 +121,7 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
         evaluate(model, data_folder, config=config)
 
 
-def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
+def test_sizes_come_from_the_folder_and_new_positions_are_copies_of_old_ones(
     fit: Fit, finished: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = tiny(max_steps=1, peak_lr=1e-30, weight_decay=0.0).train.model_dump()
@@ -138,7 +138,7 @@ def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
             fit("other", init_from=origin, carry_optimizer=carry, **config)
 
 
-def test_a_masked_language_model_of_transformers_trains_on(
+def test_masked_language_model_of_transformers_gets_new_pooler_and_nsp_head(
     fit: Fit, finished: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"

@@ -1,6 +1,6 @@
-"""What only a CUDA device can show: no waiting inside a step, flash attention, 16 bits, compiled layers, memory.
+"""Tests that need a CUDA device: no synchronization inside a step, flash attention, 16 bits, compiled layers, memory.
 
-Traces of the same code without a device are in `tests/cuda`; here are the numbers.
+`tests/cuda` traces the same code without a device.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attent
     assert StepSums.read(state.sums).skipped == 0
 
 
-def test_a_snapshot_is_of_its_moment_and_does_not_wait() -> None:
+def test_snapshot_does_not_synchronize_and_ignores_later_steps() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(make_examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
@@ -135,7 +135,7 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flash_attention_and_compiled_layers_train_as_padding_does(dtype: torch.dtype) -> None:
+def test_losses_of_flash_attention_and_compiled_layers_match_padded_fp32(dtype: torch.dtype) -> None:
     batches = [cut(make_examples(32, seed), 400).to(CUDA) for seed in range(10)]
     alike = [cut_alike(make_examples(32, seed), 400, 32, 20.0).to(CUDA) for seed in range(10)]
     config, fp16 = tiny(model=NO_DROPOUT), dtype == torch.float16
@@ -152,7 +152,7 @@ def test_flash_attention_and_compiled_layers_train_as_padding_does(dtype: torch.
     assert exact[-1] < 0.95 * exact[0]
 
 
-def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path() -> None:
+def test_bf16_gradients_of_all_attentions_are_close_to_fp32() -> None:
     config = tiny(model={**NO_DROPOUT, **WIDE})
     batch = cut(make_examples(256), 10**6).to(CUDA)
 
@@ -217,7 +217,7 @@ def test_training_compiles_nothing_after_compile_ahead(fit: Fit, tmp_path: Path)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, precision: str, capsys) -> None:
+def test_interrupted_run_resumes_with_the_same_metrics(fit: Fit, tmp_path: Path, precision: str, capsys) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("the card has no bf16")
     config = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
@@ -246,7 +246,7 @@ def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, preci
 @pytest.mark.parametrize(
     ("checkpointing", "compiled"), [(False, False), (False, True), (True, False)], ids=["plain", "compiled", "again"]
 )
-def test_the_estimate_of_memory_is_near(checkpointing: bool, compiled: bool) -> None:
+def test_memory_estimate_is_close_to_the_measured_peak(checkpointing: bool, compiled: bool) -> None:
     config = ModelConfig(num_hidden_layers=4, max_position_embeddings=32)
     settings = TrainConfig(global_batch_size=1024, activation_checkpointing=checkpointing)
     gc.collect()

@@ -41,9 +41,7 @@ def test_an_epoch_has_the_examples_and_masks_of_train(new_data_folder: NewData, 
     assert rows_of_padded(next(iter(data.loader(batch_size=60, seed=1)))) != batches[0]
 
 
-def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(
-    data_folder: Path, new_data_folder: NewData
-) -> None:
+def test_padding_has_pad_id_and_only_masked_tokens_have_labels(data_folder: Path, new_data_folder: NewData) -> None:
     data = DataFolder.open(data_folder)
     for padding, width in (("longest", None), ("max_length", 32)):
         batch = next(iter(data.loader(batch_size=5, padding=padding)))
@@ -72,7 +70,7 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
     assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
 
 
-def test_workers_of_a_dataloader_share_the_batches_and_it_does_not_batch_them(data_folder: Path) -> None:
+def test_dataloader_workers_share_the_batches_and_batch_size_must_be_none(data_folder: Path) -> None:
     batches = DataFolder.open(data_folder).loader("train", batch_size=7, padding="max_length")
     sent = pickle.loads(pickle.dumps(batches))  # as to a worker that is spawned
     loader = DataLoader(sent, batch_size=None, num_workers=2, multiprocessing_context="fork")
@@ -84,7 +82,7 @@ def test_workers_of_a_dataloader_share_the_batches_and_it_does_not_batch_them(da
 @pytest.mark.parametrize(
     "argument", [{"split": "test"}, {"batch_size": 0}, {"batch_size": 2.5}, {"epoch": -1}, {"padding": "shortest"}]
 )
-def test_a_mistake_names_the_argument(data_folder: Path, argument: dict[str, Any]) -> None:
+def test_invalid_argument_is_named_in_the_error(data_folder: Path, argument: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         DataFolder.open(data_folder).loader(**argument)
     assert caught.value.where in argument

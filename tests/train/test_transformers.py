@@ -1,6 +1,6 @@
-"""Folders go both ways: ours open in `transformers` with the same numbers, and so do theirs here, in every layout.
+"""Model folders of this package and of `transformers` give equal outputs in both, in every layout.
 
-The same checks run under the version installed and, marked slow, under transformers 4.57 in an environment of its own.
+The checks run with the installed version and, in a slow test, with transformers 4.57 in a separate environment.
 """
 
 import itertools
@@ -33,7 +33,7 @@ TEXTS = ("wa wb wc [MASK] we", "xa xb [MASK] xd xe xf")
 
 @torch.no_grad()
 def compute(folder: Path, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What our model of a folder computes for padded inputs: of real tokens, and of sequences."""
+    """Return the outputs of our model of a folder for padded inputs: (tokens, …) without padding, (sequences, …)."""
     model = load_model(folder).model
     real = inputs["attention_mask"].bool()
     lengths = real.sum(1).tolist()
@@ -82,7 +82,7 @@ FRESH = {
 
 
 def check_layouts(target: Path) -> None:
-    """Open folders of theirs: what they lack is drawn anew and named, all else computes the same."""
+    """Open folders of `transformers`: missing weights are initialized and listed; all other outputs are equal."""
     for layout, storage in itertools.product(FRESH, ("parts", "pickles")):
         folder, expected = target / f"{layout} {storage}", load_file(target / f"{layout}.safetensors")
         loaded = load_model(folder)

@@ -1,7 +1,7 @@
-"""What `transformers` has to say, of whatever version runs this: it opens our folders, and saves folders of its own.
+"""Open our model folders with `transformers`, and save folders with it.
 
-Imported by tests under the installed version, and run as a script by the Python of another environment, which holds
-neither our package nor its tests:
+Tests import this file to check the installed version of `transformers`. To check another version, they run it as a
+script in an environment without this package and its tests:
 
     python transformers_side.py open  FOLDER EXPECTED   check FOLDER against what we computed from it
     python transformers_side.py save  TARGET            save small BERTs in every layout, with what they compute
@@ -36,7 +36,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @torch.no_grad()
 def check_class(folder: Path, name: str, expected: dict[str, torch.Tensor]) -> None:
-    """Open a folder with one class: nothing missing but its head, nothing left over but ours, the same numbers."""
+    """Open a folder with a class: only its head may be missing, only our heads may be unused, and outputs are equal."""
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     head, allowed = CLASSES[name]
     assert all(head and key.startswith(head) for key in info["missing_keys"]), info
@@ -82,7 +82,7 @@ def check_folder(folder: Path, expected: Path) -> None:
 
 @torch.no_grad()
 def save_layouts(target: Path) -> None:
-    """Save a small BERT of every layout in parts and as pickles, and beside it what the model computes."""
+    """Save a small BERT of every layout as safetensors parts and as pickles, and its outputs in a file next to it."""
     torch.manual_seed(5)
     config = transformers.BertConfig(vocab_size=150, max_position_embeddings=24, initializer_range=0.2, **SIZES)
     layouts: dict[str, Any] = {
