@@ -59,9 +59,9 @@ def loss_of(curve: Curve, row: Row) -> float:
 
 
 def fits(rows: Sequence[Row]) -> dict[str, Curve]:
-    """Return the curve of each language. Chinese has few runs: only `first` is fitted, the rest is from English."""
+    """Return the curve of each language. Chinese has few runs: `first` and `power` are fitted to its runs."""
     english = fit(_of_language(rows, "en"), START, ENGLISH_CONSTANTS)
-    return {"en": english, "zh": fit(_of_language(rows, "zh"), english, ("first",))}
+    return {"en": english, "zh": fit(_of_language(rows, "zh"), english, ("first", "power"))}
 
 
 def fit(rows: Sequence[Row], start: Curve, names: tuple[str, ...]) -> Curve:
@@ -76,7 +76,7 @@ def fit(rows: Sequence[Row], start: Curve, names: tuple[str, ...]) -> Curve:
         return np.log([loss_of(candidate, row) / row["mlm_loss"] for row in rows])
 
     first = np.log([getattr(start, name) for name in names])
-    minimum = [math.log(MIN_FLOOR) if name == "floor" else -np.inf for name in names]
+    minimum = [math.log(MIN_FLOOR if name == "floor" else 1e-3) for name in names]
     parameters = least_squares(log_ratios, first, diff_step=1e-3, bounds=(minimum, np.inf)).x
     return curve(parameters, spread=round(float(np.abs(np.expm1(log_ratios(parameters))).max()), 4))
 

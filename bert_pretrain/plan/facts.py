@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError, first_problem
-from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
+from bert_pretrain.make_data.estimate import sample_source
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_language
 from bert_pretrain.text.sentences import SentenceSplitter
@@ -128,8 +128,8 @@ def rounded(number: float) -> str:
 
 
 def _sample(sources: Sequence[Source]) -> list[Source]:
-    """Return at most `MIN_SOURCES` sources at equal distances."""
-    return [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
+    """Return at most `MAX_SAMPLED_SOURCES` sources at equal distances."""
+    return [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SAMPLED_SOURCES).astype(int))]
 
 
 class Size(NamedTuple):
