@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_pretrain.text import ragged
 
+IGNORE_INDEX = -100  # label of tokens without a loss: the default `ignore_index` of PyTorch's cross-entropy
 UNSEEN_COUNT = 0.1  # added to the count of each token, so that the logarithm of its frequency is finite
 DOCUMENT_CORRELATION = 0.03  # of correct predictions in one document: mean of three models, 1,302 pairs, 27 documents
 

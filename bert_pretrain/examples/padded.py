@@ -14,12 +14,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.examples import Examples, concatenate
+from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import Rows, ShuffledExamples
 from bert_pretrain.text import ragged
-
-IGNORE_INDEX = -100  # default `ignore_index` of PyTorch's cross-entropy
 
 
 class PaddedBatch(dict[str, Tensor]):

@@ -16,10 +16,11 @@ import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import IGNORE_INDEX, Task, Window, encode_texts
+from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
-IGNORE_INDEX = -100  # the label that the loss of `transformers` ignores
 MODEL = "model"  # model folder of a trial
 
 

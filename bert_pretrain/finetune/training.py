@@ -16,11 +16,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, UserError
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import IGNORE_INDEX, MODEL, Task, Window, collate
+from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate

@@ -36,7 +36,7 @@ from bert_pretrain.train.step import MicroBatchTooLarge, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
-TIMED_STEPS = 3  # at least
+MIN_TIMED_STEPS = 3
 MIN_TIMED_SECONDS = {"cpu": 1.0, "cuda": 0.0}  # of all timed steps: the speed of a shared CPU varies within a second
 MIN_TIMED = 3  # networks whose timing may take longer than planned, see `measure_machine`
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
@@ -257,7 +257,7 @@ def speed_of(size: Size, timed: list[tuple[float, float]], update_time: float | 
 def _median_seconds(call: Callable[[], None], device: torch.device) -> float:
     """Return the median time of a few calls, without the first call, which chooses or compiles kernels."""
     times: list[float] = []
-    while len(times) <= TIMED_STEPS or sum(times[1:]) < MIN_TIMED_SECONDS[device.type]:
+    while len(times) <= MIN_TIMED_STEPS or sum(times[1:]) < MIN_TIMED_SECONDS[device.type]:
         begin = time.perf_counter()
         call()
         if device.type == "cuda":

@@ -14,7 +14,7 @@ from torch import Tensor
 from bert_pretrain import rng
 
 # The probability of a candidate is proportional to its frequency to this power. With 1, rare candidates have large
-# weights, and the loss after 9.8 million tokens is up to 0.11 nats higher. With 0.25, it is 0.13 higher (RESULTS.md).
+# weights, and the loss after 9.4 million tokens is up to 0.11 nats higher (RESULTS.md).
 FREQUENCY_POWER = 0.5
 
 

@@ -110,8 +110,8 @@ def masked_lm_loss(
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
     `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
-    Rows with the label `IGNORED` are skipped. With `candidates`, both results are estimates of a sampled softmax. With
-    `compiled`, the softmax on CUDA is a kernel of `torch.compile`.
+    Rows with the label `IGNORE_INDEX` are skipped. With `candidates`, both results are estimates of a sampled softmax.
+    With `compiled`, the softmax on CUDA is a kernel of `torch.compile`.
     """
     if candidates is None:
         return _decoder_loss(features, weight, bias, labels, None, compiled)
@@ -137,7 +137,7 @@ class LabelLogits(NamedTuple):
 def _decoder_loss(
     features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, own: LabelLogits | None, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the number of correct predictions. With `own`, each label is `len(weight)` or `IGNORED`."""
+    """Return the loss and the number of correct predictions. With `own`, labels are `len(weight)` or `IGNORE_INDEX`."""
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     logits, excluded = own or (None, None)
@@ -166,8 +166,8 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         d_label_logits = None if label_logits is None else torch.zeros_like(label_logits)
-        # The labels of a batch's tail are `IGNORED`. Without a tail the softmax is faster. On CUDA a tail is assumed,
-        # because reading the labels would wait for the device.
+        # The labels of a batch's tail are `IGNORE_INDEX`. Without a tail the softmax is faster. On CUDA a tail is
+        # assumed, because reading the labels would wait for the device.
         has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
         block_rows, softmax_rows = BLOCK_ROWS[features.device.type], SOFTMAX_ROWS[features.device.type]
         # All blocks share a buffer, because its allocation takes as long as the matrix products.
@@ -246,7 +246,7 @@ def _fused_softmax_in_place(
     The caller sums the 16-bit gradient over rows by a matrix product, which is faster than a sum in a kernel.
     """
     columns = torch.arange(logits.shape[1], device=logits.device)
-    is_target = columns == labels[:, None]  # nowhere if `IGNORED`
+    is_target = columns == labels[:, None]  # nowhere if `IGNORE_INDEX`
     fp32_logits = logits.float() + bias  # (rows, columns); the compiler does not store it
     if label_logits is not None and excluded is not None:
         fp32_logits = fp32_logits.masked_fill(columns == excluded[:, None], -torch.inf)
@@ -271,8 +271,8 @@ def _softmax_in_place(
 
     `logits` is (rows, columns) without the bias; `bias` is (columns,) fp32 and -inf in padded columns; `labels` is
     (rows,) int64. The sum of these gradients over rows is added to `d_bias`, (columns,). If `d_bias` is None, there is
-    no gradient. `has_tail` allows rows with the label `IGNORED`, which have neither loss nor gradient. The last two
-    arguments are those of `LabelLogits`.
+    no gradient. `has_tail` allows rows with the label `IGNORE_INDEX`, which have neither loss nor gradient. The last
+    two arguments are those of `LabelLogits`.
     """
     targets = labels[:, None]
     is_real = targets >= 0

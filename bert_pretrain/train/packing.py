@@ -14,20 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.examples.examples import Examples, concatenate
+from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
 from bert_pretrain.text import ragged
 from bert_pretrain.train.candidates import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
-IGNORED = -100  # label without a loss, as in `torch.nn.functional.cross_entropy`
 
 
 @dataclass(frozen=True)
 class Batch:
     """A packed micro-batch, which may end with a tail of dummy sequences.
 
-    With `ShapeMultiples.with_labels`, the labels of the tail are `IGNORED`. Otherwise the tail has no labels, and the
-    loss cuts off its outputs.
+    With `ShapeMultiples.with_labels`, the labels of the tail are `IGNORE_INDEX`. Otherwise the tail has no labels, and
+    the loss cuts off its outputs.
     """
 
     input_ids: Tensor  # (tokens,) int64
@@ -174,8 +173,8 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
     bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
     masked_labels, pair_labels = batch.masked_labels, batch.next_sentence_labels
     if multiples.with_labels:
-        masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORED)
-        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, tail_sequences), value=IGNORED)
+        masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORE_INDEX)
+        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, tail_sequences), value=IGNORE_INDEX)
     return replace(
         batch,
         input_ids=F.pad(batch.input_ids, (0, tail_tokens)),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.train.candidates import Candidates, CandidateSampler, inclusion_probabilities
 from bert_pretrain.train.loss import masked_lm_loss
-from bert_pretrain.train.packing import IGNORED
 
 FREQUENCIES = np.random.default_rng(0).pareto(1.0, 300) + 0.01
 
@@ -17,7 +17,7 @@ def inputs() -> tuple[list[torch.Tensor], torch.Tensor]:
     weight = (0.1 * torch.randn(300, 16, generator=generator)).requires_grad_()
     bias = torch.from_numpy(np.log(FREQUENCIES / FREQUENCIES.sum())).float().requires_grad_()
     labels = torch.multinomial(torch.from_numpy(FREQUENCIES), 50, replacement=True, generator=generator)
-    labels[-3:] = IGNORED
+    labels[-3:] = IGNORE_INDEX
     return [features, weight, bias], labels
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs
-from bert_pretrain.train.packing import IGNORED
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 from tests.train.conftest import (
@@ -77,7 +77,7 @@ def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pa
     assert graphs.launched > len(batches) > graphs.captured > 1
     assert graphs.launched + graphs.captured == 2 * len(batches)
     assert len({batch.num_tokens for batch in batches}) > graphs.captured
-    assert all((batch.micro_batches[0].masked_labels == IGNORED).any() for batch in batches)
+    assert all((batch.micro_batches[0].masked_labels == IGNORE_INDEX).any() for batch in batches)
 
 
 class Fails(Launches):

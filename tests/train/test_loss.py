@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.train import loss
 from bert_pretrain.train.loss import masked_lm_loss
-from bert_pretrain.train.packing import IGNORED
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def test_fused_softmax_equals_the_plain_one() -> None:
     logits, bias = torch.randn(37, 96, generator=generator), torch.randn(96, generator=generator)
     bias[90:] = -torch.inf  # padded columns
     labels = torch.randint(0, 90, (37,), generator=generator)
-    labels[-5:] = IGNORED
+    labels[-5:] = IGNORE_INDEX
     plain, fused, d_bias = logits.clone(), logits.clone(), torch.zeros(96)
     expected = loss._softmax_in_place(plain, bias, labels, 2.0, d_bias, True)
     torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, labels, 2.0), expected)
