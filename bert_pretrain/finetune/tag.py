@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from tokenizers import PreTokenizedString
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
@@ -72,9 +73,13 @@ class Tag(Task):
         return rows
 
     def _split_words(self, text: str) -> list[str]:
+        """Split a text as BERT does. Words keep characters that the tokenizer removes, such as joiners in Persian."""
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
         normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
-        return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
+        words = PreTokenizedString(text)
+        words.normalize(normalizer.normalize)
+        BertPreTokenizer().pre_tokenize(words)
+        return [text[begin:end] for _, (begin, end), _ in words.get_splits("original", "char")]
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
         words = _string_list(row, self.settings.tokens_field, "--tokens-field")

@@ -110,6 +110,12 @@ def test_partly_predicted_entities_do_not_count() -> None:
     assert entity_scores(truth, [["O"] * 4])["f1"] == 0.0
 
 
+def test_words_of_texts_keep_the_characters_that_bert_removes(tokenizer, tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "\\u0645\\u06cc\\u200c\\u062e, so\\u00adfa \\u4e2d\\u56fd"}\n')
+    (row,) = Tag(Settings().resolve("tag", 128), tokenizer).read(LabelledInput(str(tmp_path / "a.jsonl"), "INPUT"))
+    assert row.inputs["tokens"] == ["\u0645\u06cc\u200c\u062e", ",", "so\u00adfa", "\u4e2d", "\u56fd"]
+
+
 def test_tags_without_prefixes_are_plain_classes(tokenizer, tmp_path) -> None:
     text = '{"tokens": ["anna", "sings"], "tags": ["PROPN", "VERB"]}\n{"tokens": ["berlin"], "tags": ["PROPN"]}\n'
     (tmp_path / "a.jsonl").write_text(text)
