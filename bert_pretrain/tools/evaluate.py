@@ -45,6 +45,9 @@ def evaluate(
     if "per_token" in used_options and "output" not in used_options:
         what, remedy = "token scores are written to a file, but there is no --output", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
+    if "output" in used_options and used_options["output"].suffix != ".jsonl":
+        what, remedy = "scores are written as JSON, one line per text or pair", "use a name that ends in .jsonl"
+        raise ConfigError(what, where="--output", remedy=remedy)
     check_output_file(json, [*texts, *pairs], "--json")
     if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
         raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")

@@ -23,6 +23,8 @@ def test_metrics_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
         shown = call(*command, flag, tmp_path / file, *files).output
         assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
+    wrong = call("evaluate", model, "--text", tmp_path / "a.txt", "--output", tmp_path / "a.csv", code=2)
+    assert "use a name that ends in .jsonl" in wrong.output
     assert json.loads((tmp_path / "a.txt.json").read_text())["texts"] == 2
     assert set(json.loads((tmp_path / "p.jsonl.json").read_text())["groups"]) == {"order"}
     assert len((tmp_path / "a.txt.jsonl").read_text().splitlines()) == 2
