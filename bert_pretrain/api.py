@@ -28,7 +28,8 @@ def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
         for section, keys in sections.items()
         for key, value in (keys or {}).items()
     }
-    return load_config(source, flags=flags, with_phases=False)
+    nulls = [f"{key}=null" for key, (_, value) in flags.items() if value is None]  # as a flag, None means not given
+    return load_config(source, nulls, flags, with_phases=False)
 
 
 def build_vocab(
@@ -76,7 +77,7 @@ def build_data(
 
     if options.get("store") is not None:
         options["store"] = Path(options["store"])
-    loaded, folder = _config(config, data=data), model_folder(local_path(vocab, "vocab"), "vocab")
+    loaded, folder = _config(config, data=data), model_folder(local_path(vocab, "--vocab"), "--vocab")
     return make_data(loaded, _inputs(inputs), folder, local_path(output, "output"), **options)
 
 

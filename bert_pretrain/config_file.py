@@ -159,7 +159,7 @@ def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, 
 
 
 def _merged(layers: Sequence[Layer], *, one_length: bool = True) -> Layer:
-    """Merge layers key by key; later layers win. Top-level keys without a value change nothing.
+    """Merge layers key by key; later layers win. Top-level keys without a value change nothing, except `time`.
 
     With `one_length`, a later key for the length of the run replaces earlier ones.
     """
@@ -172,7 +172,7 @@ def _merged(layers: Sequence[Layer], *, one_length: bool = True) -> Layer:
             places = {path: where for path, where in places.items() if path[:1] != ("phases",)}
         places |= layer_places
         for name, value in layer.items():
-            if value is None:
+            if value is None and name != "time":
                 continue
             if name in SECTIONS:
                 if not isinstance(value, dict):

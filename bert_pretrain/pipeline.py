@@ -158,14 +158,13 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
         scale = len(sources) / len(sampled) * total / max(1, sum(sizes))
         # These keys do not apply to the samples, which have other names and are in UTF-8.
         changes: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
-        if isinstance(config.data.document_boundary, dict):
-            changes["document_boundary"] = "auto"
+        with contextlib.redirect_stdout(io.StringIO()):
+            vocab = make_vocab(_of_samples(config, changes), inputs, folder / "vocab", workers=workers)
         stages = [(config.for_phase(phase), phase.time_share) for phase in config.phases] or [(config, 1.0)]
         prepared: list[tuple[Config, Path, float]] = []
         for index, (stage, time_share) in enumerate(stages):
-            stage = stage.model_copy(update={"phases": (), "data": stage.data.model_copy(update=changes)})
+            stage = _of_samples(stage, changes)
             with contextlib.redirect_stdout(io.StringIO()):
-                vocab = make_vocab(stage, inputs, folder / "vocab", workers=workers)
                 data = make_data(stage, inputs, vocab, folder / f"data-{index}", workers=workers)
             data_folder = DataFolder.open(data)
             tokens = scale * data_folder.manifest["corpus"]["tokens"]
@@ -182,6 +181,13 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             if len(prepared) > 1 and (own_steps := stage.train.planned_steps) is not None:
                 stage = _with_length(stage, max_steps=own_steps, schedule_steps=total_steps)
             train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
+
+
+def _of_samples(config: Config, changes: dict[str, Any]) -> Config:
+    """Return the configuration with `changes` of `data`, without phases and without boundaries per input."""
+    if isinstance(config.data.document_boundary, dict):
+        changes = {**changes, "document_boundary": "auto"}
+    return config.model_copy(update={"phases": (), "data": config.data.model_copy(update=changes)})
 
 
 def _with_length(config: Config, **length: Any) -> Config:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import bert_pretrain
+from bert_pretrain.api import _config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import UserError
 from bert_pretrain.train.run import train
@@ -45,6 +46,12 @@ def test_pretrain_equals_train_command(model_folder: Path, data_folder: Path, tm
     assert all(torch.equal(api_weights[name], command_weights[name]) for name in command_weights)
     again, options = tmp_path / "again", {"model": SIZES, "train": TRAIN, "init_from": str(model_folder)}
     assert bert_pretrain.pretrain(str(data_folder), str(again), **options) == again / "model"
+
+
+def test_none_unsets_a_key_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("train: {warmup_steps: 100, eval_examples: 50, max_steps: 200}\n")
+    config = _config(tmp_path / "a.yaml", train={"warmup_steps": None, "eval_examples": None, "seed": 3}).train
+    assert (config.warmup_steps, config.eval_examples, config.max_steps, config.seed) == (None, None, 200, 3)
 
 
 def test_load_data_returns_examples(data_folder: Path) -> None:

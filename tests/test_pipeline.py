@@ -118,7 +118,8 @@ def test_dry_run_prints_the_plan_of_training(
 def test_dry_run_of_phases_has_the_warm_up_of_their_shared_schedule(
     english_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases = [{"name": "first"}, {"name": "last", "train": {"max_steps": 5}}]
+    one_document_per_line = {"document_boundary": "line", "next_sentence": "none"}  # the vocabulary is not made again
+    phases = [{"name": "first"}, {"name": "last", "train": {"max_steps": 5}, "data": one_document_per_line}]
     train = {"global_batch_size": 8, "device": "cpu", "max_steps": 20, "warmup_steps": 10}
     body = {"vocab": {"size": 1500}, "data": {"max_seq_length": 32, "dupe_factor": 1}, "model": SMALL_MODEL}
     dry_run(Config.model_validate({"inputs": [str(english_text)], **body, "train": train, "phases": phases}), workers=1)

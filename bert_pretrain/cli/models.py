@@ -85,6 +85,8 @@ def evaluate(
         batch_tokens=batch_tokens,
         output=scores_file,
         skip_empty=skip_empty,
+        text_field=text_field,
+        encoding=encoding,
         by=by,
         per_token=per_token,
     )
@@ -103,7 +105,9 @@ def fill_mask(
     """
     config, folder = inference_config(device, "fp32"), bert_folder(model)
     with importing():
+        from bert_pretrain.text.readers import repair_surrogates
         from bert_pretrain.tools import fill_mask
+    text = repair_surrogates(text)  # of an argument that is not UTF-8
     answers = fill_mask.fill_mask(folder, text, top_k=top_k, config=config.train)
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 

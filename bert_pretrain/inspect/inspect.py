@@ -117,6 +117,8 @@ def inspect(
     if html is not None and html.suffix.lower() not in (".html", ".htm"):  # protect other files from being overwritten
         raise ConfigError(f"'{html.name}' does not end in .html", where="--html", remedy="name it .html")
     folder = DataFolder(data, read_manifest(data, "data", "DATA_DIR"))
+    if chosen and rows is not None:
+        raise ConfigError("--rows has no effect with --row", where="--rows", remedy="leave out one of them")
     num_in_terminal = 0 if stats else 3  # unless `rows` or `chosen` are given
     num_rows = rows if rows is not None else 24 if html else num_in_terminal
     row_numbers = _choose_rows(folder, split, num_rows, chosen, seed)

@@ -174,7 +174,8 @@ def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -
         for texts, tokens, vectors in blocks:
             array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector)
             values: dict[str, Any] = {name: [getattr(text, name) for text in texts] for name in ("row", "text")}
-            values["source"] = [text.location for text in texts]
+            # The name of a file need not be UTF-8.
+            values["source"] = [text.location.encode(errors="backslashreplace").decode() for text in texts]
             if level == "token":
                 offsets = offsets_of(np.array([len(each) for each in tokens])).astype(np.int32)
                 values |= {"tokens": tokens, "embeddings": pa.ListArray.from_arrays(pa.array(offsets), array)}

@@ -13,8 +13,8 @@ from bert_pretrain.tools.texts import check_output_file
 # The options, besides --json, that can be used with each input.
 _OPTIONS = {
     "--data": (),
-    "--text": ("--metric", "--batch-tokens", "--output", "--skip-empty", "--per-token"),
-    "--pairs": ("--metric", "--batch-tokens", "--output", "--by"),
+    "--text": ("--metric", "--batch-tokens", "--output", "--skip-empty", "--per-token", "--text-field", "--encoding"),
+    "--pairs": ("--metric", "--batch-tokens", "--output", "--by", "--encoding"),
 }
 
 
@@ -30,7 +30,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on one of data, texts and pairs. Print the metrics, and write them to `json` if given.
 
-    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`.
+    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`; and, only to be checked,
+    the `text_field` and `encoding` that are in `config`.
     """
     used_options = {name: value for name, value in options.items() if value}
     inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
@@ -48,6 +49,7 @@ def evaluate(
     if "output" in used_options and used_options["output"].suffix != ".jsonl":
         what, remedy = "scores are written as JSON, one line per text or pair", "use a name that ends in .jsonl"
         raise ConfigError(what, where="--output", remedy=remedy)
+    scoring = {name: value for name, value in used_options.items() if name not in ("text_field", "encoding")}
     check_output_file(json, [*texts, *pairs], "--json")
     if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
         raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")
@@ -58,9 +60,9 @@ def evaluate(
     if data is not None:
         metrics: Mapping[str, float] = evaluate_data(model, data, config=config.train)
     elif pairs:
-        metrics, groups = score_pairs(model, pairs, config=config, **used_options)
+        metrics, groups = score_pairs(model, pairs, config=config, json_file=json, **scoring)
     else:
-        metrics = score_texts(model, texts, config=config, **used_options)
+        metrics = score_texts(model, texts, config=config, json_file=json, **scoring)
     for name, group in groups.items():
         print(f"{name:<54}{group['accuracy']:>8.2%}{group['pairs']:>9,}")
     for name, value in metrics.items():

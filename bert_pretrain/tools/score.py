@@ -45,19 +45,23 @@ def score_texts(
     skip_empty: bool = False,
     per_token: bool = False,
     output: Path | None = None,
+    json_file: Path | None = None,
 ) -> dict[str, float]:
     """Score every text of the inputs.
 
     `batch_tokens` includes padding. `output` is a file of JSON lines with the score of each text, and with `per_token`
-    of every token. Return the total `pll` and the `pll_per_token` in nats, the `pseudo_perplexity` of the corpus, and
-    the numbers of `texts` and `tokens` (without [CLS] and [SEP]).
+    of every token. `json_file`, which the caller writes, must not be an input. Return the total `pll` and the
+    `pll_per_token` in nats, the `pseudo_perplexity` of the corpus, and the numbers of `texts` and `tokens` (without
+    [CLS] and [SEP]).
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
     texts = Texts(
         inputs, config.data.text_field, strips_accents=scorer.bert.tokenizer.strips_accents,
         encoding=config.data.encoding, skip_empty=skip_empty,
     )  # fmt: skip
-    check_output_file(output, (source.location for source in texts.sources))
+    locations = [source.location for source in texts.sources]
+    check_output_file(output, locations)
+    check_output_file(json_file, locations, "--json")
     total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
     bar_of_texts = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
     with bar_of_texts as bar, _writer(output) as write:
@@ -91,6 +95,7 @@ def score_pairs(
     batch_tokens: int | None = None,
     by: str | None = None,
     output: Path | None = None,
+    json_file: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure the share of minimal pairs in which the good sentence has the higher pseudo-log-likelihood.
 
@@ -103,6 +108,7 @@ def score_pairs(
     pairs = read_pairs(inputs, by, strips_accents=strips_accents, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     check_output_file(output, (text.location for text in texts))
+    check_output_file(json_file, (text.location for text in texts), "--json")
     scorer.refuse_long(texts)  # before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _writer(output) as write:
@@ -158,7 +164,7 @@ def _writer(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]
         yield lambda record: None
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

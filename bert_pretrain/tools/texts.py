@@ -16,6 +16,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig, TextField
 from bert_pretrain.errors import InputError, OutputError
+from bert_pretrain.io.manifest import check_writable
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
@@ -91,7 +92,9 @@ class Texts:
 
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
-    """Raise `OutputError` if the output is a folder, or if an input would be overwritten."""
+    """Raise `OutputError` if the output is a folder or cannot be written, or if an input would be overwritten."""
+    if output is not None:
+        check_writable(output.parent, flag)
     if output is not None and output.is_dir():
         raise OutputError(f"{output} is a folder", where=flag, remedy="give the name of a file")
     if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:

@@ -219,6 +219,7 @@ def test_rows_are_chosen_by_number_or_seed(data_folder: Path) -> None:
         return [line.split(":")[0] for line in lines if " row " in line]
 
     assert rows("--row", "7", "--row", "3") == ["train row 7", "train row 3"]
+    call("inspect", data_folder, "--row", "7", "--rows", "2", code=2)
     assert rows("--rows", "5") == rows("--rows", "5", "--seed", "0") != rows("--rows", "5", "--seed", "1")
     assert all(row.startswith("validation row") for row in rows("--rows", "2", "--split", "validation"))
     assert rows("--stats") == []

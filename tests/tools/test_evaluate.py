@@ -23,6 +23,8 @@ def test_metrics_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
         shown = call(*command, flag, tmp_path / file, *files).output
         assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
+    refused = call("evaluate", model, "--pairs", tmp_path / "p.jsonl", "--text-field", "body", code=2)
+    assert "--text-field has no effect with --pairs" in refused.output
     wrong = call("evaluate", model, "--text", tmp_path / "a.txt", "--output", tmp_path / "a.csv", code=2)
     assert "use a name that ends in .jsonl" in wrong.output
     assert json.loads((tmp_path / "a.txt.json").read_text())["texts"] == 2

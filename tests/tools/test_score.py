@@ -105,6 +105,10 @@ def test_input_as_output_and_missing_group_field_are_refused(bert_folder: Path, 
         (tmp_path / name).write_text(content)
         with pytest.raises(OutputError, match="is an input"):
             score(bert_folder, [str(tmp_path / name)], config=CPU, output=tmp_path / name)
+        with pytest.raises(OutputError, match="is an input"):  # found by its pattern
+            score(bert_folder, [f"{tmp_path}/*{name[1:]}"], config=CPU, json_file=tmp_path / name)
+        with pytest.raises(OutputError, match="is a file"):
+            score(bert_folder, [str(tmp_path / name)], config=CPU, output=tmp_path / name / "scores.jsonl")
     with pytest.raises(InputError, match="'UID'"):
         score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, by="UID")
 
