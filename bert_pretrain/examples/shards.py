@@ -186,7 +186,9 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
     with atomic_path(folder / name) as temporary:
         table = _to_table(examples)
         # Without a dictionary, Parquet stores 16-bit ids in four bytes each.
-        pq.write_table(table, temporary, compression="zstd", use_dictionary=True, row_group_size=4096)
+        with pq.ParquetWriter(temporary, table.schema, compression="zstd", use_dictionary=True) as writer:
+            if table.num_rows:  # `datasets` cannot read a row group without rows
+                writer.write_table(table, row_group_size=4096)
         digest, size = sha256_file(temporary), temporary.stat().st_size
     return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
 

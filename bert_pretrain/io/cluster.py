@@ -14,6 +14,7 @@ import math
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -188,11 +189,15 @@ def _mismatch(worker: str, details: str) -> DataError:
     return DataError(what, where="--scheduler", remedy=remedy)
 
 
+_ONE_TASK = threading.Lock()  # a process has caches, such as the encoder's, that only one thread may use
+
+
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
     """Run one task on this worker. Check the worker first, because it may have joined after `_check_workers`."""
     _check_this_worker(expectation)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already run in parallel
-    return function(task)
+    with _ONE_TASK:
+        return function(task)
 
 
 @lru_cache(maxsize=4)  # once per expectation, because it takes longer than a small task

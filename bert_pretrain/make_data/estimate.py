@@ -95,6 +95,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         summary.warn_of_unknown_tokens(corpus, chosen)
         summary.warn_of_repeated_sentences(corpus)
         if len(chosen) == len(sources) and (scales == 1).all():  # the sample is the whole corpus
+            readers.check_texts(corpus["repairs_and_drops"], corpus["documents"])
             summary.checked_plan(TokenStore(folder, 1), corpus, chosen, tokenizer, folder / "plan", data)
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no second document for random Bs, but the corpus may. `sop` gives nearly as many pairs.

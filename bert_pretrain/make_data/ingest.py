@@ -28,11 +28,10 @@ from bert_pretrain.text import documents, ragged
 from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
 from bert_pretrain.text.readers import check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, READ_ERRORS, Source, damaged
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_UNPACKED_BYTES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
-MIN_UNPACKED_BYTES = 4 << 20
 MAX_SENTENCE_TOKENS = 256
 BLOCK_CHARACTERS = 4 << 20
 COUNT_BLOCK_SENTENCES = 1 << 13
@@ -50,10 +49,10 @@ def ingest(
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder, waits=True):  # another command may be filling the same store
         files.remove_temporaries(folder)
-        groups = _cut_inputs([source.absolute for source in sources], folder, pool)
-        tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
-        work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
         try:
+            groups = _cut_inputs([source.absolute for source in sources], folder, pool)
+            tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
+            work, progress = partial(ensure_store_shard, tokenizer, config), documents.progress_of(groups)
             results = list(run_each(work, tasks, workers=pool, description="tokenize", **progress))
         except InputError:  # the same command would fail again, so nothing can reuse the unpacked text
             _remove_unpacked(folder)

@@ -168,9 +168,12 @@ def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
     for split in results:
         remove_temporaries(plan.output / split)  # left by workers that were killed
     entries = {split: summary.join_split(shards, plan.config) for split, shards in results.items()}
+    held_out = plan.documents_at("validation", np.arange(plan.num_documents("validation")))
+    left_out = {"validation": int(plan.is_left_out(held_out).sum())}
+    left_out["train"] = len(plan.left_out) - left_out["validation"]
     for split, entry in entries.items():
         num_tokens = sum(each["statistics"]["maskable_tokens"] for each in results[split])
-        entry["statistics"]["documents"] = plan.num_documents(split)
+        entry["statistics"]["documents"] = plan.num_documents(split) - left_out[split]
         entry["statistics"]["times_text_is_seen"] = round(num_tokens / max(1, plan.tokens[split]), 4)
         entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     return entries

@@ -198,14 +198,16 @@ def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
 
 
 def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn of inputs with a large share of [UNK]."""
-    for source, counts in zip(sources, corpus["inputs"], strict=True):
-        if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
-            share = counts["unk_tokens"] / counts["tokens"]
-            print(
-                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; check that the vocabulary is for "
-                "this language and casing"
-            )
+    """Warn of the input with the largest share of [UNK], if it is large, and count the other such inputs."""
+    shares = [counts["unk_tokens"] / max(1, counts["tokens"]) for counts in corpus["inputs"]]
+    if (share := max(shares)) > MAX_UNK_SHARE:
+        others = sum(each > MAX_UNK_SHARE for each in shares) - 1
+        more = f" (and of {others:,} more inputs more than {MAX_UNK_SHARE:.0%})" if others else ""
+        worst = sources[shares.index(share)].location
+        print(
+            f"warning: {share:.0%} of the tokens of {worst} are [UNK]{more}; check that the vocabulary is for this "
+            "language and casing"
+        )
 
 
 def checked_plan(

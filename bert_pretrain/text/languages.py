@@ -41,13 +41,25 @@ class Recognized(NamedTuple):
 
 def name_of(code: str) -> str:
     """Return the English name of a language, or a deprecated code as it is. Raise ConfigError for an unknown code."""
+    language = _language_of(code)
+    return code if language is None else str(language.name)
+
+
+def short_code(code: str) -> str:
+    """Return the two letters of a language, or its three if it has no two: `de` for `deu`, `de` and `de-AT`."""
+    language = _language_of(code)
+    return code if language is None else str(language.pt1 or language.pt3)
+
+
+def _language_of(code: str) -> Any:
+    """Return the `iso639.Lang` of a code, or None for a deprecated code. Raise ConfigError for an unknown code."""
     from iso639 import Lang
     from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
 
     try:
-        return str(Lang(code.partition("-")[0].lower()).name)
+        return Lang(code.partition("-")[0].lower())
     except DeprecatedLanguageValue:
-        return code
+        return None
     except InvalidLanguageValue:
         remedy = "use a code of ISO 639, such as de or hin, or mul for several languages"
         raise ConfigError(f"no language has the code '{code}'", where="data.language", remedy=remedy) from None
@@ -104,10 +116,10 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
     Afterwards, a `word_segmenter` of None means that each Chinese character is a word. So do not call this twice.
     """
     wants_language = config.language == AUTO_LANGUAGE
-    if not wants_language:
-        name_of(config.language)  # raises if the code is unknown
     wants_segmenter = config.whole_word_mask and config.word_segmenter is None
     update: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
+    if not wants_language:
+        update["language"] = short_code(config.language)
     if wants_language or wants_segmenter:
         sampled = evenly_spaced(sources, min(len(sources), MAX_SAMPLED_SOURCES))
         samples = [start_of_text(examined(source, config), config) for source in sampled]

@@ -5,6 +5,7 @@ detected in the first bytes of its text.
 """
 
 import contextlib
+import errno
 import glob
 import lzma
 import math
@@ -36,6 +37,9 @@ TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 MIN_CORPUS_DOCUMENTS = 20  # with fewer documents, holding out two of them would take more than 10 % of the documents
 MAX_SAMPLED_SOURCES = 16  # with more sources, `data.fraction` selects complete sources instead of a part of each
+MIN_UNPACKED_BYTES = 4 << 20  # smaller packed files are read as they are, by one core
+MIN_CUT_BYTES = 2 << 16  # smaller files are not cut for `data.fraction`
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
@@ -102,8 +106,11 @@ class Source:
 
     @property
     def fraction_read(self) -> float:
-        """The share of the source that is read: `fraction`, or 1 if it cannot be cut."""
-        return self.fraction if self.is_divisible or self.has_documents_at_lines else 1.0
+        """The share of the source that `make-data` reads: `fraction`, or 1 if it does not cut the source."""
+        size = self.size or 0
+        is_unpacked = self.is_local and self.has_documents_at_lines and size >= MIN_UNPACKED_BYTES
+        is_cut = self.format == "dataset" or (size > MIN_CUT_BYTES and (self.is_divisible or is_unpacked))
+        return self.fraction if is_cut else 1.0
 
     @property
     def needs_decoding(self) -> bool:
@@ -364,7 +371,10 @@ def _sample(source: Source) -> bytes:
             raise damaged(source, error) from error
 
 
-def damaged(source: Source, error: Exception) -> InputError:
+def damaged(source: Source, error: Exception) -> Exception:
+    """Return the error to raise for one of `READ_ERRORS`. A full disk, where a copy is written, is no damage."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return error
     return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")
 
 

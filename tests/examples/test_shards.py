@@ -4,6 +4,7 @@ import itertools
 import shutil
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,6 +66,14 @@ def test_a_shard_round_trips(tmp_path: Path, rows: int, dtype: type, kind: str) 
     assert_equal(found, examples)
     assert content_hash(found) == record.content_hash
     assert write_shard(tmp_path, "00001.parquet", examples).sha256 == record.sha256
+
+
+def test_a_shard_without_rows_does_not_stop_datasets(tmp_path: Path) -> None:
+    for number, rows in enumerate((3, 0)):
+        write_shard(tmp_path, f"{number}.parquet", table(rows))
+    files = {"train": [f"{tmp_path}/{number}.parquet" for number in range(2)]}
+    found = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
+    assert found["train"].num_rows == 3
 
 
 def test_the_parquet_schema(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,22 @@ from tests.conftest import REPOSITORY, digests, one_sentence_a_line, wait_until
 from tests.make_data.test_faults import num_shards
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_shard=128"]
+
+
+def test_a_process_runs_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_check_this_worker", lambda expectation: None)
+    running, seen = [], []
+
+    def work(task: int) -> int:
+        running.append(task)
+        time.sleep(0.02)
+        seen.append(len(running))
+        running.remove(task)
+        return task
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda task: cluster._run_task(work, task, None), range(8))) == list(range(8))
+    assert seen == [1] * 8
 
 
 class LoopbackCluster:

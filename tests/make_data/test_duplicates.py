@@ -51,6 +51,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, vocab_folder, monkeypatch,
     kept = build(tmp_path, vocab_folder, ["once", "more"], NO_VALIDATION, "data.drop_duplicates=no", name="c")
     left_out = [data.manifest["corpus"]["left_out"] for data in (once, more, kept)]
     assert left_out == [{}, {"duplicate_documents": 16}, {}]
+    assert [data.num_documents("train") for data in (once, more, kept)] == [40, 41, 57]
     assert sum((tokens(more, "train") - tokens(once, "train")).values()) < 40  # the one new document, twice
     assert sum(tokens(kept, "train").values()) > 1.3 * sum(tokens(more, "train").values())
 

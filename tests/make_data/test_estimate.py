@@ -1,5 +1,6 @@
 """A dry run estimates the real run from a sample, and writes nothing."""
 
+import gzip
 import json
 import random
 import re
@@ -108,6 +109,19 @@ def test_a_document_longer_than_the_sample_counts_as_one(tmp_path: Path, monkeyp
     config = DataConfig()
     (source,) = resolve([str(path)], config)
     assert sample_source(source, tmp_path / "sample", 10, config)[1] == pytest.approx(1 / 3)
+
+
+def test_the_fraction_counts_only_where_an_input_is_cut(tmp_path: Path) -> None:
+    text = "\n\n".join(corpus(300)).encode() * 10
+    sizes = {"small.txt": text[:100_000], "large.txt": text, "packed.txt.gz": gzip.compress(text)}
+    config = DataConfig(fraction=0.1)
+    found = {}
+    for name, content in sizes.items():
+        (tmp_path / name).write_bytes(content)
+        (source,) = resolve([str(tmp_path / name)], config)
+        found[name] = (source.fraction_read, len(documents.cut(source, 1 << 25)))
+    assert {name: share for name, (share, _) in found.items()} == {"small.txt": 1, "large.txt": 0.1, "packed.txt.gz": 1}
+    assert [number for _, number in found.values()] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("ending", [".json", ".csv"])

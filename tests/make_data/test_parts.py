@@ -54,6 +54,13 @@ def test_an_archive_in_parts_gives_the_shards_of_the_plain_file(
     with pytest.raises(InputError, match="the record has more than"):
         build(bomb, vocab_folder, tmp_path / "bomb", "data.max_record_bytes=5M")
     assert not list(tmp_path.glob("bomb/.token-store/*/unpacked-*"))
+    both = tmp_path / "both"
+    both.mkdir()
+    shutil.copy(archive, both)
+    write(both / "cut.txt.gz", archive.read_bytes()[:-100])
+    with pytest.raises(InputError, match="cannot read the file"):
+        build(both, vocab_folder, tmp_path / "cut")
+    assert not list(tmp_path.glob("cut/.token-store/*/unpacked-*"))
 
 
 @pytest.mark.parametrize("kind", ["row groups", "one row group", "folder of datasets"])

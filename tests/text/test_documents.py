@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -123,6 +124,13 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, ending: s
     # The checksum of .zst is optional.
     for content in (whole[:half], plain, *([overwritten] if compression != ".zst" else [])):
         assert str(path) in refusal(write(path, content)).where
+
+
+def test_a_full_disk_is_not_a_damaged_file(tmp_path: Path) -> None:
+    (source,) = resolve([str(write(tmp_path / "a.txt", b"text"))], DataConfig())
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of a copy that is written while the file is read
+    assert sources.damaged(source, full) is full
+    assert isinstance(sources.damaged(source, OSError(errno.EIO, "error")), InputError)
 
 
 def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path, capsys) -> None:

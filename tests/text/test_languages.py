@@ -37,6 +37,11 @@ def test_language_is_detected_and_printed(language: str, tmp_path: Path, capsys)
     assert f"data.language is {language}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("code", "language"), [("deu", "de"), ("en-US", "en"), ("KHM", "km"), ("cmn", "cmn")])
+def test_a_given_code_becomes_the_short_one(code: str, language: str, tmp_path: Path) -> None:
+    assert language_of(TEXTS["de"], tmp_path, f"data.language={code}") == language
+
+
 def test_languages_of_a_mix_are_ranked_by_share() -> None:
     samples = [TEXTS["de"] * 20] * 3 + [TEXTS["fr"] * 20]
     found = recognize(samples)
