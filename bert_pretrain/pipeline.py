@@ -61,6 +61,7 @@ def run_pipeline(
     `output` must be a `working_folder`. It gets `vocab`, `data` and `train` (with phases: `data/NAME` and
     `train/NAME`). `seconds_before` is the time that the command has already used of `config.time`.
     """
+    _check(config)  # of `run auto`, only now complete
     options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     with contextlib.ExitStack() as stack:
         limit = None
@@ -220,6 +221,10 @@ def _check(config: Config) -> None:
         raise ConfigError("there are no inputs", where="the key 'inputs'", remedy=remedy)
     for stage in [config.for_phase(phase) for phase in config.phases] or [config]:
         check_needs(stage.train)  # before hours of work on the data
+        length, positions = stage.data.max_seq_length, stage.model.max_position_embeddings
+        if length > positions:
+            what = f"examples have up to {length} tokens, but the model has only {positions} positions"
+            raise ConfigError(what, where="model.max_position_embeddings", remedy=f"set it to {length} or more")
 
 
 def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:
@@ -241,7 +246,8 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
         what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
         what += f"{duration(max(left, 0.0))} are left, too little to train"
-        raise ConfigError(what, where="the key 'time'", remedy="allow more time, or use fewer inputs")
+        remedy = "allow more time, or use fewer inputs; 'run auto' then also needs --overwrite, for a new plan"
+        raise ConfigError(what, where="the key 'time'", remedy=remedy)
     trained = 0.0
     if latest is not None:
         progress = latest.record["progress"]

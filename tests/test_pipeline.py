@@ -126,6 +126,14 @@ def test_dry_run_of_phases_has_the_warm_up_of_their_shared_schedule(
     assert re.findall(r"for (\d+) steps", capsys.readouterr().out) == ["20", "5"]
 
 
+def test_positions_of_a_later_phase_are_checked_before_the_first(english_text: Path, tmp_path: Path) -> None:
+    phases = [{"name": "short", "data": {"max_seq_length": 32}}, {"name": "long", "data": {"max_seq_length": 128}}]
+    body = {"inputs": [str(english_text)], "model": {**SMALL_MODEL, "max_position_embeddings": 64}, "phases": phases}
+    with pytest.raises(ConfigError, match="up to 128 tokens, but the model has only 64 positions"):
+        run_stages(Config.model_validate(body), tmp_path / "out")
+    assert not (tmp_path / "out" / "vocab").exists()
+
+
 def test_run_is_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun"):

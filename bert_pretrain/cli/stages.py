@@ -195,6 +195,8 @@ def run(
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings or (), flags, where="CONFIG")
     _check_auto(loaded, machine, is_auto=is_auto)
+    if steps is not None and loaded.time is not None:
+        raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
     if is_auto:
         with blocked_signals():
             from bert_pretrain.plan import auto  # imports torch

@@ -58,7 +58,7 @@ def planned_config(
     with contextlib.ExitStack() as stack:
         if overwrite and not dry_run:
             path.unlink(missing_ok=True)  # so that a restart does not use the old plan
-        if path.exists() and not overwrite:
+        if path.exists() and not overwrite and (machine is None or not dry_run):
             planned = load_config(path)
             if planned.inputs != inputs:
                 raise ConfigError(
@@ -67,6 +67,8 @@ def planned_config(
                     remedy="name the same inputs, another --output, or add --overwrite",
                 )
             ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
+            if dry_run:
+                print(f"the existing plan of {output}; --overwrite makes a new one", file=sys.stderr)
             print(path.read_text(encoding="utf-8") if dry_run else f"using the existing plan {path}{ignored}")
         else:
             if seconds < MIN_SECONDS:

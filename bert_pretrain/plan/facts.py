@@ -99,6 +99,7 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
                 if document.ends_document and counts[-1]:
                     counts.append(0)
             counts = [count for count in counts if count]
+            share /= source.fraction_read
             num_bytes += text_bytes / share
             is_part = source.boundary == "file"  # the sample is a part of one document
             num_documents += len(counts) / (1.0 if is_part else share)
@@ -112,7 +113,8 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
         language=config.language,
-        is_divisible=len(sources) > MAX_SAMPLED_SOURCES or all(map(_is_divisible, chosen)),
+        # The configured fraction overrides one of the plan.
+        is_divisible=config.fraction == 1.0 and (len(sources) > MAX_SAMPLED_SOURCES or all(map(_is_divisible, chosen))),
         vocab_reads_all=len(sources) <= MAX_SAMPLED_SOURCES and any(source.needs_decoding for source in chosen),
     )
 

@@ -217,7 +217,7 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     """
     _load_tensors(state, checkpoint, only_optimizers=True)
     progress = Progress(**checkpoint.record["progress"])
-    state.progress = replace(progress, elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={})
+    state.progress = replace(progress, elapsed_seconds=0.0, wall_seconds=0.0, warmup_start=0.0, longest_seconds={})
     if checkpoint.record["data"] != data:
         state.progress.examples_before = state.progress.examples
 

@@ -59,16 +59,17 @@ def fit(
         if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal may have skipped this one
             _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=False)
         now = clock.boundary(0)
+        if evaluate_first:
+            progress.warmup_start = now.seconds
         if run.length.is_over(progress.step, now.seconds, now.reserve):
             if progress.step:
                 _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=True)
-            elif run.init_from is None:
-                what = f"the start took {duration(now.seconds + start_seconds)}, so no time is left for a step"
-                raise ConfigError(what, where="train.time_budget", remedy="allow more time")
+            else:
+                _report_no_time(run, now, start_seconds)
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             begin = time.perf_counter()
             batch = _next_batch(batches, progress.step, checkpoints)
-            rate = run.learning_rate(progress.step, now.seconds, now.reserve)
+            rate = run.learning_rate(progress, now.seconds, now.reserve)
             try:
                 _step(run, state, batch, progress.step, rate, graphs)
             except MicroBatchTooLarge as error:
@@ -78,6 +79,8 @@ def fit(
                 continue
             state.count(batch)
             before, now = now, clock.boundary(signals.take())
+            if evaluate_first and clock.is_first_step:
+                progress.warmup_start = now.seconds
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
                 is_last or progress.step % every == 0
@@ -96,6 +99,16 @@ def fit(
                 _save(run, clock, checkpoints, now.signal_number)
         checkpoints.wait()
         clock.read()
+
+
+def _report_no_time(run: ResolvedRun, now: "Boundary", start_seconds: float) -> None:
+    """Raise `ConfigError` if the time budget ends before the first step, or warn if the run has trained weights."""
+    start, end = duration(now.seconds + start_seconds), duration(now.reserve - start_seconds)
+    what = f"the start took {start}, and the last evaluation, of all held-out examples, may take {end}; "
+    what += "so no time is left for a step"
+    if run.init_from is None:
+        raise ConfigError(what, where="train.time_budget", remedy="allow more time, or hold out less text")
+    print(f"warning: {what}; the weights are those of {run.init_from}")
 
 
 def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: CheckpointWriter) -> GlobalBatch:

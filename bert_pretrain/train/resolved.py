@@ -24,6 +24,7 @@ from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
 from bert_pretrain.train.schedule import Length, duration
+from bert_pretrain.train.state import Progress
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {
@@ -87,11 +88,12 @@ class ResolvedRun:
             return False
         return int(8 * before / seconds) < int(8 * now / seconds)
 
-    def learning_rate(self, step: int, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the next update, after `step` updates and `seconds`."""
+    def learning_rate(self, progress: Progress, seconds: float, reserve: float) -> float:
+        """Return the learning rate of the next update, after `seconds` of the run."""
         if self.length.steps is not None:
-            return schedule.learning_rate(self.config.train, step, self.length.steps)
-        return schedule.learning_rate_by_clock(self.config.train, step, seconds, (self.length.seconds or 0.0) - reserve)
+            return schedule.learning_rate(self.config.train, progress.step, self.length.steps)
+        start, end = progress.warmup_start, (self.length.seconds or 0.0) - reserve
+        return schedule.learning_rate_by_clock(self.config.train, progress.step, seconds - start, end - start)
 
 
 def resolve_run(

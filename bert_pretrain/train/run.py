@@ -200,7 +200,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         load_weights(model, latest.path, flag="checkpoint", seed=train.seed)
     elif run.init_from is not None:
         fresh, unused = load_weights(model, run.init_from, flag="--init-from", seed=train.seed, extension=extension)
-        print(f"weights from {run.init_from}")
+        print(f"weights from {run.init_from}{'; the teacher is not used' if run.teacher else ''}")
         if extension is not None and (new := len(extension.pieces)):
             print(
                 f"the vocabulary of the data adds {new:,} tokens to the model's, {extension.num_in_slots:,} in unused "

@@ -60,11 +60,12 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
     """Return the learning rate after `step` steps and `seconds`, in a run whose last step ends at `end` seconds.
 
-    The schedule has the shape of `learning_rate`, over time instead of steps.
+    Seconds are counted from the start of the warm-up. The schedule has the shape of `learning_rate`, over time instead
+    of steps.
     """
     warmup = config.warmup_ratio * end
-    # Add one mean step, so that the first rate is above 0. The first step is assumed to take 1 % of the warm-up.
-    mean_step = seconds / step if step else warmup / 100
+    # Add one mean step, so that the first rates are above 0. The first steps are assumed to take 1 % of the warm-up.
+    mean_step = seconds / step if step and seconds > 0 else warmup / 100
     risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     if seconds < warmup:
         return config.peak_lr * risen

@@ -24,6 +24,7 @@ class Progress:
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
     wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
+    warmup_start: float = 0.0  # `wall_seconds` after the first evaluation and the first step, which may be slow
     longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves their sum
 
 

@@ -116,6 +116,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(english_text: Path, tmp_pa
     result = call("run", "auto", english_text, "--time", "10m", "--output", tmp_path / "out", "--dry-run")
     assert "# Expected" in result.output
     assert not (tmp_path / "out").exists()
+    call("run", "auto", english_text, "--time", "10m", "--output", tmp_path / "out", "--dry-run", "--steps", 9, code=2)
+
+
+def test_a_dry_run_for_another_machine_does_not_print_the_existing_plan(english_text, tmp_path, fast_machine) -> None:
+    planned([str(english_text)], 600.0, tmp_path)
+    command = ("run", "auto", english_text, "--time", "10m", "--output", tmp_path, "--dry-run")
+    assert call(*command).stdout.strip() == (tmp_path / "plan.yaml").read_text().strip()
+    assert "# The machine: h100," in call(*command, "--machine", "h100").stdout
 
 
 @pytest.mark.slow

@@ -64,6 +64,14 @@ def test_a_fraction_of_a_large_table_can_be_read(tmp_path: Path, monkeypatch: py
         assert not measure_text([str(tmp_path / "b.csv")], DataConfig()).is_divisible
 
 
+def test_a_configured_fraction_is_all_the_text_of_a_plan(tmp_path: Path) -> None:
+    texts = [f"Number {number} begins. Number {number} ends." for number in range(30_000)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    whole, part = (measure_text([str(tmp_path / "a.jsonl")], DataConfig(fraction=share)) for share in (1.0, 0.1))
+    assert (part.num_bytes, part.documents) == pytest.approx((0.1 * whole.num_bytes, 0.1 * whole.documents))
+    assert (whole.is_divisible, part.is_divisible) == (True, False)
+
+
 def test_a_large_archive_is_sampled_and_scaled(tmp_path: Path) -> None:
     document = "A sentence like many others.\n" * 40 + "\n"
     number = 3 * SAMPLE_BYTES // len(document)

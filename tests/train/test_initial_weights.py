@@ -16,6 +16,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.initial_weights import (
     UNSEEN_COUNT,
     start_from_cooccurrences,
@@ -23,6 +24,7 @@ from bert_pretrain.train.initial_weights import (
     start_positional_heads,
     unigram_bias,
 )
+from bert_pretrain.train.step import train_step
 from tests.conftest import save_model
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
@@ -75,7 +77,9 @@ def test_student_resumes_bit_equal_after_its_teacher_has_moved(
     fit(run, teacher=str(moved), log_every=2)
     assert_same_run(tmp_path / "uninterrupted", run)
     fit("other", init_from=run / "model", teacher=str(moved), max_steps=1)
-    assert "from the teacher" not in capsys.readouterr().out  # --init-from takes precedence
+    printed = capsys.readouterr().out
+    assert "from the teacher" not in printed  # --init-from takes precedence
+    assert "; the teacher is not used" in printed
     with pytest.raises(OutputError, match="another command"):
         fit(run, log_every=2)
 
@@ -160,6 +164,29 @@ def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(
     assert progress["wall_seconds"] < 3.5  # the training loop gets the rest of the budget
     rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
     assert rates[0] < 0.1 * max(rates)
+
+
+def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_first_step(fit, monkeypatch) -> None:
+    evaluated, first_step = [], []
+
+    def evaluate(*arguments: object, **options: object) -> object:
+        if not evaluated:
+            time.sleep(1.5)
+        evaluated.append(1)
+        return evaluate_batches(*arguments, **options)  # type: ignore[arg-type]
+
+    def step(*arguments: object, **options: object) -> None:
+        if not first_step:
+            time.sleep(1.5)
+        first_step.append(1)
+        train_step(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("bert_pretrain.train.run.evaluate_batches", evaluate)
+    monkeypatch.setattr("bert_pretrain.train.loop.train_step", step)
+    run = fit(max_steps=None, time_budget=8, warmup_ratio=0.2, log_every=1)
+    rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
+    assert max(rates[:3]) < 0.2 * max(rates)
+    assert json.loads((run / "manifest.json").read_text())["progress"]["warmup_start"] > 3.0
 
 
 def test_starts_from_cooccurrences_are_bit_equal(fit: Fit) -> None:
