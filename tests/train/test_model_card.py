@@ -106,6 +106,6 @@ def test_card_only_has_metrics_that_were_measured(resolved: ResolvedRun, new_dat
     long = tiny(model={"max_position_embeddings": 64})
     text = card_of(replace(resolved, data=folder, config=long), None)
     assert "model-index" not in text
-    assert "next-sentence head are untrained" in text
+    assert "This run has not trained the pooler and the next-sentence head" in text
     assert "positions from 32 to 63" in text
     assert ModelCard(text, ignore_metadata_errors=False).data.eval_results is None
