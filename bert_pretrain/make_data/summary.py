@@ -198,7 +198,7 @@ def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
 
 
 def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn of the input with the largest share of [UNK], if it is large, and count the other such inputs."""
+    """If inputs have a large share of [UNK], warn of the one with the largest share, and count the other ones."""
     shares = [counts["unk_tokens"] / max(1, counts["tokens"]) for counts in corpus["inputs"]]
     if (share := max(shares)) > MAX_UNK_SHARE:
         others = sum(each > MAX_UNK_SHARE for each in shares) - 1

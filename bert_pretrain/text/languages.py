@@ -46,7 +46,7 @@ def name_of(code: str) -> str:
 
 
 def short_code(code: str) -> str:
-    """Return the two letters of a language, or its three if it has no two: `de` for `deu`, `de` and `de-AT`."""
+    """Return the two-letter code, or the three-letter code if there is none: `de` for `deu`, `de` and `de-AT`."""
     language = _language_of(code)
     return code if language is None else str(language.pt1 or language.pt3)
 

@@ -372,7 +372,7 @@ def _sample(source: Source) -> bytes:
 
 
 def damaged(source: Source, error: Exception) -> Exception:
-    """Return the error to raise for one of `READ_ERRORS`. A full disk, where a copy is written, is no damage."""
+    """Return the error to raise for one of `READ_ERRORS`. If the disk is full, the file is not called damaged."""
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return error
     return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")

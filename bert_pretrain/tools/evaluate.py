@@ -30,8 +30,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on one of data, texts and pairs. Print the metrics, and write them to `json` if given.
 
-    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`; and, only to be checked,
-    the `text_field` and `encoding` that are in `config`.
+    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`. `text_field` and `encoding`
+    are only checked here; their values are in `config`.
     """
     used_options = {name: value for name, value in options.items() if value}
     inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
