@@ -22,7 +22,7 @@ from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import evenly_spaced, examined, resolve
-from bert_pretrain.train.inputs import check_needs
+from bert_pretrain.train.inputs import check_needs, check_positions
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -61,13 +61,14 @@ def run_pipeline(
     `output` must be a `working_folder`. It gets `vocab`, `data` and `train` (with phases: `data/NAME` and
     `train/NAME`). `seconds_before` is the time that the command has already used of `config.time`.
     """
-    _check(config)  # of `run auto`, only now complete
     options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     with contextlib.ExitStack() as stack:
         limit = None
         if config.time is not None:
             limit = stack.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
         stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
+        for _, stage in stages:
+            check_positions(stage, stage.data.max_seq_length)  # with `run auto`, the plan sets them after `_check`
         compiler = BackgroundCompiler(stages[0][1])
         if not (output / "data" / stages[-1][0] / MANIFEST).exists():
             stack.enter_context(compiler)
@@ -221,10 +222,7 @@ def _check(config: Config) -> None:
         raise ConfigError("there are no inputs", where="the key 'inputs'", remedy=remedy)
     for stage in [config.for_phase(phase) for phase in config.phases] or [config]:
         check_needs(stage.train)  # before hours of work on the data
-        length, positions = stage.data.max_seq_length, stage.model.max_position_embeddings
-        if length > positions:
-            what = f"examples have up to {length} tokens, but the model has only {positions} positions"
-            raise ConfigError(what, where="model.max_position_embeddings", remedy=f"set it to {length} or more")
+        check_positions(stage, stage.data.max_seq_length)
 
 
 def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:

@@ -15,7 +15,7 @@ import typer
 from bert_pretrain.cli.loading import blocked_signals
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
-from bert_pretrain.io.files import is_url
+from bert_pretrain.io.files import DISK_FULL, is_url
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Messages of torch's allocators, oneDNN, the dynamic linker and threading.
@@ -137,7 +137,7 @@ def _system_error(error: BaseException, next_step: str, output: str) -> UserErro
         return UserError("a file could not be written completely", where=output, remedy=remedy)
     if number in _RESOURCE_LIMITS:
         what, remedy = _RESOURCE_LIMITS[number]
-        where = path or (output if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "this process")
+        where = path or (output if number in DISK_FULL else "this process")
         return UserError(what, where=str(where), remedy=f"{remedy}; {next_step}")
     if number == errno.ENOENT and path is not None:
         return UserError("a file or folder disappeared while the command ran", where=str(path), remedy=next_step)

@@ -20,6 +20,7 @@ STATUS = "status.json"
 CHECKSUMS = "checksums.json"
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 100
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # `errno` of a write for which there is no room
 _REPLACED_SUFFIX = ".old.tmp"
 _DIGEST_KEY = "content_sha256"
 

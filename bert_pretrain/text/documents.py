@@ -16,7 +16,7 @@ from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_version
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import Source, evenly_spaced
+from bert_pretrain.text.sources import MIN_PART_BYTES, Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
 MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
@@ -40,7 +40,8 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
     and at least one part.
     """
     if source.fraction < 1.0:
-        part_bytes = min(part_bytes, max(1 << 16, int(min(1 / 16, source.fraction) * (source.size or part_bytes))))
+        wanted = int(min(1 / 16, source.fraction) * (source.size or part_bytes))
+        part_bytes = min(part_bytes, max(MIN_PART_BYTES, wanted))
     bounds = _row_bounds(source, part_bytes) if source.format == "dataset" else _bounds(source, part_bytes, unpacked)
     parts = [ByteRange(source, start, stop, unpacked) for start, stop in bounds]
     return evenly_spaced(parts, max(1, round(source.fraction * len(parts))))

@@ -5,7 +5,6 @@ detected in the first bytes of its text.
 """
 
 import contextlib
-import errno
 import glob
 import lzma
 import math
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.io.files import is_url
+from bert_pretrain.io.files import DISK_FULL, is_url
 from bert_pretrain.io.inputs import COMPRESSIONS, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
 from bert_pretrain.io.pool import run_each
@@ -38,8 +37,7 @@ SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a fo
 MIN_CORPUS_DOCUMENTS = 20  # with fewer documents, holding out two of them would take more than 10 % of the documents
 MAX_SAMPLED_SOURCES = 16  # with more sources, `data.fraction` selects complete sources instead of a part of each
 MIN_UNPACKED_BYTES = 4 << 20  # smaller packed files are read as they are, by one core
-MIN_CUT_BYTES = 2 << 16  # smaller files are not cut for `data.fraction`
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MIN_PART_BYTES = 1 << 16  # of the parts of a file for `data.fraction`
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
@@ -109,7 +107,7 @@ class Source:
         """The share of the source that `make-data` reads: `fraction`, or 1 if it does not cut the source."""
         size = self.size or 0
         is_unpacked = self.is_local and self.has_documents_at_lines and size >= MIN_UNPACKED_BYTES
-        is_cut = self.format == "dataset" or (size > MIN_CUT_BYTES and (self.is_divisible or is_unpacked))
+        is_cut = self.format == "dataset" or (size > 2 * MIN_PART_BYTES and (self.is_divisible or is_unpacked))
         return self.fraction if is_cut else 1.0
 
     @property

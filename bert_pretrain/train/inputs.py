@@ -56,6 +56,15 @@ def check_needs(train: TrainConfig) -> None:
         read_config(model_folder(train.teacher, TEACHER), TEACHER)
 
 
+def check_positions(config: Config, max_seq_length: int) -> None:
+    """Check that the model has a position for each token of the longest examples."""
+    positions = config.model.max_position_embeddings
+    if max_seq_length > positions:
+        what = f"examples have up to {max_seq_length} tokens, but the model has only {positions} positions"
+        remedy = f"set it to {max_seq_length} or more, or make data with a smaller data.max_seq_length"
+        raise ConfigError(what, where="model.max_position_embeddings", remedy=remedy)
+
+
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
     """Take the unset keys of the section `model` from a model folder, and check that the other keys agree with it.
 
@@ -83,13 +92,7 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
 def _check_sizes(config: Config, folder: DataFolder) -> None:
     """Check the data against the positions of the model and the global batch against the number of processes."""
     batch, num_ranks = config.train.global_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
-    if folder.max_seq_length > config.model.max_position_embeddings:
-        raise ConfigError(
-            f"examples have up to {folder.max_seq_length} tokens, but the model has only "
-            f"{config.model.max_position_embeddings} positions",
-            where="model.max_position_embeddings",
-            remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
-        )
+    check_positions(config, folder.max_seq_length)
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
     if batch < num_ranks:
