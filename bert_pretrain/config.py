@@ -381,6 +381,11 @@ class Config(_Section):
             raise ValueError(f"two phases share a name: {', '.join(names)}")
         return self
 
+    @property
+    def phase_configs(self) -> list["Config"]:
+        """The configuration of each phase, or only this one if it has no phases."""
+        return [self.for_phase(phase) for phase in self.phases] or [self]
+
     def for_phase(self, phase: PhaseConfig) -> "Config":
         """Return this configuration with the overrides of `phase` and without phases."""
         tree = self.model_dump(mode="json", exclude={"phases"}, exclude_unset=True)

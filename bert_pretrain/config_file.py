@@ -43,22 +43,24 @@ def load_config(
     (name of the flag for messages, value); the value None means not set. `where` is the option of `source`.
     Without `with_phases`, phases are not checked against the other keys, for example the length of the run.
     """
-    sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
+    sources: Sequence[str | Path] = ()
+    if source is not None:
+        sources = source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _read_layers(each, where)]
     layers.append(_command_line_layer(settings, flags or {}))
     tree, places = _merged(layers)
     path: KeyPath = ()
     try:
         config = Config.model_validate(tree)
-        stages: list[tuple[KeyPath, TrainConfig]] = []
+        sections: list[tuple[KeyPath, TrainConfig]] = []  # the path of each phase, and its section `train`
         for index, phase in enumerate(config.phases if with_phases else ()):
             path = ("phases", str(index))
-            stages.append((path, config.for_phase(phase).train))
+            sections.append((path, config.for_phase(phase).train))
     except ValidationError as error:
         raise _explain(error, path, places) from error
-    if stages:
+    if sections:
         _check_overrides(config, layers)
-    _check_warmup(stages or [((), config.train)], places, by_clock=with_phases and config.time is not None)
+    _check_warmup(sections or [((), config.train)], places, by_clock=with_phases and config.time is not None)
     for name, text in (("time", tree.get("time")), ("time_budget", tree.get("train", {}).get("time_budget"))):
         if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
             duration = duration_text(float(text))  # the user may have meant minutes or hours
@@ -154,7 +156,8 @@ def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, 
             raise ConfigError(what, where=where, remedy="give a key of a section, for example train.peak_lr")
         keys = value if isinstance(value, dict) else ()
         places = {path[:1]: where, path: where} | {(*path, str(key)): where for key in keys}
-        layers.append(({name: {inner[0]: value} if inner else value}, places))
+        tree: Tree = {name: {inner[0]: value}} if inner else {name: value}
+        layers.append((tree, places))
     return _merged(layers, one_length=False)
 
 
@@ -184,7 +187,7 @@ def _merged(layers: Sequence[Layer], *, one_length: bool = True) -> Layer:
 
 
 def _has_length(layer: Tree) -> bool:
-    """Whether a layer sets the length of the run or of a phase."""
+    """Return whether a layer sets the length of the run or of a phase."""
     phases = layer.get("phases")
     parents = [layer, *phases] if isinstance(phases, list) else [layer]
     sections = [parent.get("train") for parent in parents if isinstance(parent, dict)]
@@ -216,11 +219,11 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places, *, by_clock: bool) -> None:
+def _check_warmup(sections: Sequence[tuple[KeyPath, TrainConfig]], places: Places, *, by_clock: bool) -> None:
     """Raise ConfigError for `warmup_steps` with a time limit, or more of them than the steps of all phases together."""
-    steps = [train.planned_steps for _, train in stages]
+    steps = [train.planned_steps for _, train in sections]
     total = sum(each for each in steps if each is not None) if None not in steps else None
-    for path, train in stages:
+    for path, train in sections:
         key = ("train", "warmup_steps")
         where = places.get((*path, *key)) or _place(places, key)
         if by_clock or train.time_budget is not None:
@@ -251,8 +254,12 @@ def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigE
     """Convert the first validation error to a ConfigError. `prefix` is the path of its phase, if any."""
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
-    # Pydantic appends union members and list indices, which are not keys.
-    depth = 3 if location[:1] == ("phases",) else 2 if location and location[0] in SECTIONS else 1
+    # Keep only keys, and the index of a phase. Pydantic appends union members and other list indices.
+    depth = 1
+    if location[:1] == ("phases",):
+        depth = 3
+    elif location and location[0] in SECTIONS:
+        depth = 2
     path = (*prefix, *location[:depth])
     dotted, where = ".".join(path), _place(places, path)
     if problem["type"] == "extra_forbidden":
@@ -267,7 +274,9 @@ def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigE
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
     value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
     is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
-    schema_path = path[2:] if prefix else (path[0], *path[2:]) if path[0] == "phases" else path
+    schema_path = path
+    if path[0] == "phases":  # without the index; an override of a phase has the schema of its section
+        schema_path = path[2:] if prefix else ("phases", *path[2:])
     schema = key_schemas().get(".".join(schema_path))
     remedy = f"give {values_of(schema)}" if schema else "remove it"
     return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)

@@ -66,8 +66,11 @@ _KINDS = {"integer": "a whole number", "number": "a number", "string": "a text",
 
 def values_of(schema: Mapping[str, Any]) -> str:
     """Describe the valid values of a key in words, such as `a whole number greater than 0, or null`."""
-    words = _alternatives(schema)
-    return ", ".join(words[:-1]) + (", or " if " " in words[0] else " or ") + words[-1] if words[1:] else words[0]
+    *others, last = _alternatives(schema)
+    if not others:
+        return last
+    separator = ", or " if " " in others[0] else " or "
+    return ", ".join(others) + separator + last
 
 
 def _alternatives(schema: Mapping[str, Any]) -> list[str]:
@@ -99,6 +102,7 @@ def suggest_key(written: str) -> str | None:
     section = f"{sections[-1]}." if sections else "."
     in_section = {key.removeprefix(section): key for key in keys if key.startswith(section)}
     dotted = {} if not sections or sections[-1] in names else {key: key for key in keys}
+    # Each attempt: the text to look up, the known names, and the minimum similarity. The most certain come first.
     attempts = (
         (name, in_section, 1.0), (".".join((*sections, name)), dotted, 0.8), (name, names, 1.0),
         (name, in_section, 0.7), (name, names, 0.75),

@@ -15,6 +15,7 @@ from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
@@ -66,37 +67,36 @@ def run_pipeline(
         limit = None
         if config.time is not None:
             limit = stack.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
-        stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
-        for _, stage in stages:
-            check_positions(stage, stage.data.max_seq_length)  # with `run auto`, the plan sets them after `_check`
-        compiler = BackgroundCompiler(stages[0][1])
-        if not (output / "data" / stages[-1][0] / MANIFEST).exists():
+        names = [phase.name for phase in config.phases] or [""]
+        configs = config.phase_configs
+        for phase_config in configs:  # with `run auto`, the plan sets the positions after `_check`
+            check_positions(phase_config, phase_config.data.max_seq_length)
+        compiler = BackgroundCompiler(configs[0])
+        folders = [output / "data" / name for name in names]
+        if not (folders[-1] / MANIFEST).exists():
             stack.enter_context(compiler)
         print(f"── vocabulary ── {output / 'vocab'}")
         vocab = make_vocab(config, config.inputs, output / "vocab", **options)
-        folders = []
-        for name, stage in stages:
-            folders.append(output / "data" / name)
-            print(f"── data ── {folders[-1]}")
-            make_data(stage, config.inputs, vocab, folders[-1], **options, store=output / ".token-store")
+        for phase_config, folder in zip(configs, folders, strict=True):
+            print(f"── data ── {folder}")
+            make_data(phase_config, config.inputs, vocab, folder, **options, store=output / ".token-store")
         compiler.wait()
         from bert_pretrain.train.run import train  # torch takes seconds to import
         from bert_pretrain.train.schedule import duration
 
-        runs = [output / "train" / name for name, _ in stages]
-        scheduled = [stage for _, stage in stages]
+        runs = [output / "train" / name for name in names]
         if limit is None:
-            scheduled = with_one_schedule(scheduled, folders)
+            configs = with_one_schedule(configs, folders)
         shares = [phase.time_share for phase in config.phases] or [1.0]
         previous: Path | None = None
         model = output
-        for number, (stage, data, run) in enumerate(zip(scheduled, folders, runs, strict=True)):
+        for number, (phase_config, data, run) in enumerate(zip(configs, folders, runs, strict=True)):
             print(f"── training ── {run}")
             if limit is not None:
-                stage = _with_time_left(stage, limit, run, shares[number:], is_first=number == 0)
+                phase_config = _with_time_left(phase_config, limit, run, shares[number:], is_first=number == 0)
             # Phases share one schedule and the optimizer state, except with a time limit.
             carry = previous is not None and limit is None
-            model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
+            model = train(phase_config, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
             if number + 1 < len(runs):
                 previous = model if limit is not None else _last_checkpoint(run)
         _show_results(runs, model, output)
@@ -144,51 +144,57 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
     from bert_pretrain.train.run import train
 
     with tempfile.TemporaryDirectory() as name:
-        folder, inputs = Path(name), list[str]()
-        sources = [source for source in resolve(config.inputs, config.data, detect=False) if not source.is_validation]
-        whole_words = config.vocab.tokens == "words"
-        sampled = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
-        sampled = [examined(source, config.data, whole_words=whole_words) for source in sampled]
-        shares = []
-        for number, source in enumerate(sampled):
-            inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
-            shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(sampled), config.data)[1])
-        sizes = [os.path.getsize(sample) for sample in inputs]
-        # `sources` are the inputs to read, and `fractions` the share of each.
-        fractions = [source.fraction_read for source in sampled]
-        total = sum(part * size / share for part, size, share in zip(fractions, sizes, shares, strict=True))
-        scale = len(sources) / len(sampled) * total / max(1, sum(sizes))
-        # These keys do not apply to the samples, which have other names and are in UTF-8.
-        changes: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
+        folder = Path(name)
+        samples, scale = _copy_samples(config, folder)
         with contextlib.redirect_stdout(io.StringIO()):
-            vocab = make_vocab(_of_samples(config, changes), inputs, folder / "vocab", workers=workers)
-        stages = [(config.for_phase(phase), phase.time_share) for phase in config.phases] or [(config, 1.0)]
+            vocab = make_vocab(_for_samples(config), samples, folder / "vocab", workers=workers)
+        time_shares = [phase.time_share for phase in config.phases] or [1.0]
         prepared: list[tuple[Config, Path, float]] = []
-        for index, (stage, time_share) in enumerate(stages):
-            stage = _of_samples(stage, changes)
+        for index, (phase_config, time_share) in enumerate(zip(config.phase_configs, time_shares, strict=True)):
+            phase_config = _for_samples(phase_config)
             with contextlib.redirect_stdout(io.StringIO()):
-                data = make_data(stage, inputs, vocab, folder / f"data-{index}", workers=workers)
+                data = make_data(phase_config, samples, vocab, folder / f"data-{index}", workers=workers)
             data_folder = DataFolder.open(data)
             tokens = scale * data_folder.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; vocabulary and examples are estimated from a sample")
             if config.time is not None:
-                time_share /= sum(share for _, share in stages)
-                stage = _with_length(stage, time_budget=time_share * config.time)
-            elif (epochs := stage.train.max_epochs) is not None:
-                steps = epochs * scale * data_folder.rows("train") / stage.train.global_batch_size
-                stage = _with_length(stage, max_steps=max(1, round(steps)))
-            prepared.append((stage, data, tokens))
-        total_steps = sum(stage.train.planned_steps or 0 for stage, *_ in prepared)
-        for stage, data, tokens in prepared:
-            if len(prepared) > 1 and (own_steps := stage.train.planned_steps) is not None:
-                stage = _with_length(stage, max_steps=own_steps, schedule_steps=total_steps)
-            train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
+                seconds = config.time * time_share / sum(time_shares)
+                phase_config = _with_length(phase_config, time_budget=seconds)
+            elif (epochs := phase_config.train.max_epochs) is not None:
+                steps = epochs * scale * data_folder.rows("train") / phase_config.train.global_batch_size
+                phase_config = _with_length(phase_config, max_steps=max(1, round(steps)))
+            prepared.append((phase_config, data, tokens))
+        total_steps = sum(phase_config.train.planned_steps or 0 for phase_config, *_ in prepared)
+        for phase_config, data, tokens in prepared:
+            if len(prepared) > 1 and (phase_steps := phase_config.train.planned_steps) is not None:
+                phase_config = _with_length(phase_config, max_steps=phase_steps, schedule_steps=total_steps)
+            train(phase_config, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
-def _of_samples(config: Config, changes: dict[str, Any]) -> Config:
-    """Return the configuration with `changes` of `data`, without phases and without boundaries per input."""
+def _copy_samples(config: Config, folder: Path) -> tuple[list[str], float]:
+    """Copy the start of some inputs to a folder. Return the copies, and the size of the corpus relative to them."""
+    sources = [source for source in resolve(config.inputs, config.data, detect=False) if not source.is_validation]
+    whole_words = config.vocab.tokens == "words"
+    sampled = [examined(each, config.data, whole_words=whole_words) for each in evenly_spaced(sources, MAX_SOURCES)]
+    samples: list[str] = []
+    sample_bytes, input_bytes = 0, 0.0  # of the copies, and of the parts of the sampled inputs that a run reads
+    for number, source in enumerate(sampled):
+        suffix = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
+        sample = f"{folder}/{number}.{suffix}"
+        _, share = sample_source(source, Path(sample), SAMPLE_BYTES // len(sampled), config.data)
+        size = os.path.getsize(sample)
+        samples.append(sample)
+        sample_bytes += size
+        input_bytes += source.fraction_read * size / share
+    return samples, len(sources) / len(sampled) * input_bytes / max(1, sample_bytes)
+
+
+def _for_samples(config: Config) -> Config:
+    """Return the configuration without phases and without the keys of `data` that do not apply to the samples."""
+    # The samples have other names than the inputs and are in UTF-8.
+    changes: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
     if isinstance(config.data.document_boundary, dict):
-        changes = {**changes, "document_boundary": "auto"}
+        changes["document_boundary"] = "auto"
     return config.model_copy(update={"phases": (), "data": config.data.model_copy(update=changes)})
 
 
@@ -212,7 +218,7 @@ def _last_checkpoint(run: Path) -> Path:
 
 def _check(config: Config) -> None:
     """Raise ConfigError for a configuration that cannot run here."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if num_ranks() > 1:
         what = "torchrun starts several processes, but the stages before training need a single one"
         remedy = "run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
         remedy += "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md"
@@ -220,9 +226,9 @@ def _check(config: Config) -> None:
     if not config.inputs:
         remedy = "give them after CONFIG, for example corpus/*.txt"
         raise ConfigError("there are no inputs", where="the key 'inputs'", remedy=remedy)
-    for stage in [config.for_phase(phase) for phase in config.phases] or [config]:
-        check_needs(stage.train)  # before hours of work on the data
-        check_positions(stage, stage.data.max_seq_length)
+    for phase_config in config.phase_configs:
+        check_needs(phase_config.train)  # before hours of work on the data
+        check_positions(phase_config, phase_config.data.max_seq_length)
 
 
 def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:
@@ -253,28 +259,28 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     return _with_length(config, time_budget=max(shares[0] / sum(shares) * (trained + left), trained + 0.1))
 
 
-def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
-    """Return the stages with steps that are counted across phases, and with one learning rate schedule for all."""
+def with_one_schedule(configs: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
+    """Return the configurations of all phases with one learning rate schedule, and with steps counted across phases."""
     from bert_pretrain.train.schedule import run_length
 
     lengths = (
-        run_length(stage.train, DataFolder.open(folder).rows("train")).steps
-        for stage, folder in zip(stages, folders, strict=True)
+        run_length(config.train, DataFolder.open(folder).rows("train")).steps
+        for config, folder in zip(configs, folders, strict=True)
     )
     phase_steps = [steps for steps in lengths if steps is not None]
-    if len(phase_steps) < len(stages):
-        if len(stages) == 1:
-            return list(stages)
+    if len(phase_steps) < len(configs):
+        if len(configs) == 1:
+            return list(configs)
         what = "phases share one schedule, which is counted in steps, but one of them has a time budget"
         remedy = "give every phase max_steps or max_epochs, or train without phases"
         raise ConfigError(what, where="train.time_budget", remedy=remedy)
     total = sum(phase_steps)
     shared = [
-        _with_length(stage, max_steps=end, schedule_steps=total)
-        for stage, end in zip(stages, itertools.accumulate(phase_steps), strict=True)
+        _with_length(config, max_steps=end, schedule_steps=total)
+        for config, end in zip(configs, itertools.accumulate(phase_steps), strict=True)
     ]
-    for stage in shared:  # check later phases before the first one starts
-        stage.train.check_warmup(total)
+    for config in shared:  # check later phases before the first one starts
+        config.train.check_warmup(total)
     return shared
 
 

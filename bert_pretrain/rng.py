@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, purpose, coordinates), independent of the call order.
 
 `stream(seed, "mask", copy=2, shard=7)` gives the same numbers in every process, on every machine and for any number
-of workers. Only dropout and fine-tuning use a global generator, that of torch, after seeding it.
+of workers. Only dropout and fine-tuning use torch's global generator, and they seed it first.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ def uniform(seed: int, purpose: str, elements: np.ndarray) -> np.ndarray:
 class Permutation:
     """A pseudo-random permutation of `range(size)` that is computed per element, without a table.
 
-    A Feistel network with four rounds permutes the range up to the next power of four. It is applied again until the
-    value is below `size`. So a shard can compute its few values out of billions.
+    A Feistel network with four rounds permutes the range up to the next power of four. Values that are not below `size`
+    are permuted again (cycle walking). A shard can therefore compute its few values out of billions.
     """
 
     def __init__(self, size: int, seed: int, purpose: str, **coordinates: int | str) -> None:

@@ -14,7 +14,7 @@ from bert_pretrain.io.files import local_path
 def inspect(
     data: Annotated[Path, argument("DATA_DIR", "A data folder, written by make-data.")],
     split: Annotated[str, option("Split to show: train or validation.")] = "train",
-    rows: Annotated[int | None, option("Number of examples; default: 3, with --stats 0, in --html 24.", min=0)] = None,
+    rows: Annotated[int | None, option("Examples to show; default: 3 (0 with --stats, 24 with --html).", min=0)] = None,
     row: Annotated[list[int] | None, option("Show this row; may be repeated.")] = None,
     seed: Annotated[int, option("Seed of the random choice of rows.")] = 0,
     stats: Annotated[bool, switch("--stats", "Read all shards and print statistics and checks.")] = False,

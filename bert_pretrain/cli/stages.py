@@ -206,11 +206,17 @@ def run(
     elif dry_run:
         pipeline.dry_run(loaded, workers=workers)
     else:
-        place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
         with pipeline.working_folder(loaded, folder, overwrite=overwrite):
             if is_auto:
                 loaded = auto.planned_config(loaded, folder, **options)
-            model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
+            model = pipeline.run_pipeline(
+                loaded,
+                folder,
+                workers=workers,
+                scheduler=scheduler,
+                overwrite=overwrite,
+                seconds_before=seconds_since_start(),
+            )
             if is_auto and (line := auto.compare(folder, model.parent)):
                 print(line)
 

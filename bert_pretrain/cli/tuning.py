@@ -117,12 +117,12 @@ def predict(
     )
 
 
-def _only(flag: str, given: list[str]) -> str:
+def _only(flag: str, values: list[str]) -> str:
     """Return the value of an option. Raise `ConfigError` if it is given twice; click would use the last value."""
-    if len(given) > 1:
+    if len(values) > 1:
         remedy = "join the files, or save them as one dataset"
-        raise ConfigError(f"{flag} is given {len(given)} times", where=f"{flag} {given[1]}", remedy=remedy)
-    return given[0]
+        raise ConfigError(f"{flag} is given {len(values)} times", where=f"{flag} {values[1]}", remedy=remedy)
+    return values[0]
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -66,6 +66,11 @@ class Examples:
         return np.diff(self.offsets)
 
     @property
+    def is_segment_b(self) -> np.ndarray:
+        """Whether each token is in segment B, (tokens,) bool."""
+        return ragged.positions_within(self.offsets) >= np.repeat(self.segment_b_start, self.lengths)
+
+    @property
     def original_ids(self) -> np.ndarray:
         """The ids before masking, (tokens,)."""
         if self.masks is None:

@@ -102,7 +102,7 @@ def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     batch = {name: np.full((len(examples), length), fill, dtype=np.int64) for name, fill in fills.items()}
     batch["input_ids"][rows, columns] = examples.input_ids
     batch["attention_mask"][rows, columns] = 1
-    batch["token_type_ids"][rows, columns] = columns >= examples.segment_b_start[rows]
+    batch["token_type_ids"][rows, columns] = examples.is_segment_b
     batch["labels"][masked_rows, examples.masks.positions] = examples.masks.original_ids
     if examples.next_sentence_label is not None:
         batch["next_sentence_label"] = examples.next_sentence_label.astype(np.int64)

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import itertools
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -33,6 +32,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import MODEL, Task
 from bert_pretrain.io import files, manifest
+from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
@@ -120,7 +120,7 @@ def _check_environment(device: str) -> None:
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
         raise ConfigError(what, where="finetune", remedy=remedy)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if num_ranks() > 1:
         remedy = "start one process, without torchrun"
         raise ConfigError("fine-tuning does not support several processes", where="finetune", remedy=remedy)
     if device not in ("auto", "cpu", "cuda"):

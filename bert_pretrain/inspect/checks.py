@@ -15,7 +15,6 @@ from bert_pretrain.examples.masking import num_to_mask
 from bert_pretrain.examples.shards import ShardRecord, read_shard
 from bert_pretrain.make_data import summary
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import is_reserved
 
 CHECKS = {
     "shards": "SHA-256, rows and tokens match the manifest, columns match the configuration",
@@ -88,7 +87,7 @@ def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) 
         outside = (positions < 1) | (positions >= lengths[row_of_mask] - 1) | (positions == b_start[row_of_mask] - 1)
         outside[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
         bad_rows["masked positions"] = np.unique(row_of_mask[outside])
-        may_be_text = np.append(~_reserved(tokenizer), False)  # the last entry is for ids beyond the vocabulary
+        may_be_text = np.append(~tokenizer.is_reserved_id, False)  # the last entry is for ids beyond the vocabulary
         may_be_text[tokenizer.unk_id] = True
         is_wrong = ~may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
         bad_rows["token ids"] = np.union1d(bad_rows["token ids"], row_of_mask[is_wrong])
@@ -110,7 +109,7 @@ def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) ->
     # [UNK] may be in the text but is never a replacement. [MASK] may only be at predicted tokens.
     may_be_shown = (ids == tokenizer.unk_id) & (originals == tokenizer.unk_id)
     may_be_shown[examples.masked_indices] |= ids[examples.masked_indices] == tokenizer.mask_id
-    is_wrong |= is_text & _reserved(tokenizer)[ids] & ~may_be_shown
+    is_wrong |= is_text & tokenizer.is_reserved_id[ids] & ~may_be_shown
     bad_rows = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
     if examples.masks is not None:
         counts = np.diff(examples.masks.offsets)
@@ -118,8 +117,3 @@ def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) ->
         is_miscounted = (counts < 1) | (counts > expected) if config.whole_word_mask else counts != expected
         bad_rows["predictions"] = np.flatnonzero(is_miscounted)
     return bad_rows
-
-
-def _reserved(tokenizer: Tokenizer) -> np.ndarray:
-    """Return whether each token is special or unused: bool of shape (vocab_size,)."""
-    return np.array([is_reserved(token) for token in tokenizer.tokens])

@@ -189,14 +189,14 @@ def _mismatch(worker: str, details: str) -> DataError:
     return DataError(what, where="--scheduler", remedy=remedy)
 
 
-_ONE_TASK = threading.Lock()  # a process has caches, such as the encoder's, that only one thread may use
+_TASK_LOCK = threading.Lock()  # a process has caches, such as the encoder's, that only one thread may use
 
 
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
     """Run one task on this worker. Check the worker first, because it may have joined after `_check_workers`."""
     _check_this_worker(expectation)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already run in parallel
-    with _ONE_TASK:
+    with _TASK_LOCK:
         return function(task)
 
 

@@ -22,6 +22,11 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def num_ranks() -> int:
+    """Return the number of processes that `torchrun` started, 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @functools.cache
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return the name of the CPU feature for bf16 matrix products. None without one, or if this is not Linux on x86."""

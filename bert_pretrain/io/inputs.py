@@ -61,7 +61,7 @@ def matching_urls(url: str) -> list[str]:
 
 
 def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes and a string that changes with its content, None and `""` if unknown."""
+    """Return the size of a file in bytes, or None, and a string that changes with its content, or "" without one."""
     import fsspec
 
     with _url_errors(url):

@@ -105,13 +105,15 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         summary.warn_of_single_sentences(single / corpus["documents"], corpus, data)
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
-    scaled = tokens * scales
-    scale = float(scaled.sum() / tokens.sum())
+    scaled = tokens * scales  # tokens of the corpus that each sampled input represents
+    scale = float(scaled.sum() / tokens.sum())  # size of the corpus relative to the sample
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
+    # `distinct`: share of the text that is left without equal inputs. `copies`: how often training uses the corpus.
     distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
-    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the corpus
+    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct
+    # `held_out`: share of the text for validation. `holds_out`: whether this includes documents of training inputs.
     held_out = float(scaled[[source.is_validation for source in chosen]].sum() / scaled.sum())
-    holds_out = not held_out or is_mix(sources, data)  # a fraction of the training documents
+    holds_out = not held_out or is_mix(sources, data)
     held_out += holds_out * data.validation_fraction * (1 - held_out)
     trained_copies = copies * (1 - holds_out * data.validation_fraction)
     mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)

@@ -37,6 +37,8 @@ BLOCK_CHARACTERS = 4 << 20
 COUNT_BLOCK_SENTENCES = 1 << 13
 MAX_COUNTED, MAX_REPORTED = 1 << 17, 1000  # distinct sentences counted in memory and reported per store shard
 _CUTS, _SUMMARY = "parts.json", "summary.json"
+# Index of each count of a store shard: sentences in the store, where long ones are divided; sentences; tokens; [UNK].
+_STORED, _SENTENCES, _TOKENS, _UNK = range(4)
 
 
 def ingest(
@@ -189,7 +191,7 @@ class _StoreWriter:
         self._sentence_offsets.append(np.zeros(1))
         self._document_offsets.append(np.zeros(1))
         self._clear()
-        # Numbers of stored sentences, read sentences, tokens and [UNK]: in total, and up to the last document's end.
+        # The counts `_STORED` to `_UNK`, (4,): of all text written, and of the text up to the last document's end.
         self._written = self._at_last_end = np.zeros(4, dtype=np.int64)
         self._hash = hashlib.blake2b(digest_size=8)  # of the document that has not ended yet
         self._part_counts = np.zeros((num_parts, 4), dtype=np.int64)  # documents, sentences, tokens, [UNK]
@@ -226,14 +228,14 @@ class _StoreWriter:
         sentences, stored = kept_before[ends], first_stored[kept_before[ends]]
         totals = self._written[:, None] + np.stack([stored, sentences, offsets[stored], num_unk[offsets[stored]]])
         counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # (4, documents)
-        kept = np.flatnonzero(counts[2])
+        kept = np.flatnonzero(counts[_TOKENS])
         self.counts["empty_documents"] += counts.shape[1] - len(kept)
-        np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[1:, kept]], axis=1))
-        self._documents_by_sentences.update(counts[1, kept].tolist())
-        self._document_offsets.append(totals[0, kept])
+        np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[_SENTENCES:, kept]], axis=1))
+        self._documents_by_sentences.update(counts[_SENTENCES, kept].tolist())
+        self._document_offsets.append(totals[_STORED, kept])
         self._document_hashes.append(self._hashes(ids, offsets[stored[kept]]))
         self._ids.append(ids)
-        self._sentence_offsets.append(offsets[1:] + self._written[2])
+        self._sentence_offsets.append(offsets[1:] + self._written[_TOKENS])
         self._is_continuation.append(is_continuation)
         self._at_last_end = totals[:, -2] if self._ends else self._at_last_end
         self._written = totals[:, -1]

@@ -270,16 +270,17 @@ def _fallback_partners(
     """
     partners = unpaired.copy()
     for kind in np.unique(boundary[unpaired]):
-        line = order[boundary[order] == kind]
-        owners = document[line]
+        same_type = order[boundary[order] == kind]
+        owners = document[same_type]
         changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1  # where a run of windows of one document ends
-        places = np.flatnonzero(np.isin(line, unpaired))
-        run = np.searchsorted(changes, places, side="right")
-        bounds = np.concatenate([[-len(line)], changes, [2 * len(line)]])
+        positions = np.flatnonzero(np.isin(same_type, unpaired))
+        run = np.searchsorted(changes, positions, side="right")
+        # The windows next to the run, before and after it. The first and the last bound are outside of the array.
+        bounds = np.concatenate([[-len(same_type)], changes, [2 * len(same_type)]])
         before, after = bounds[run] - 1, bounds[run + 1]
-        nearest = np.where(places - before <= after - places, before, after)
-        is_near = (np.abs(nearest - places) <= 4 * EXCHANGE_BLOCK) & (nearest >= 0) & (nearest < len(line))
-        partners[np.searchsorted(unpaired, line[places[is_near]])] = line[nearest[is_near]]
+        nearest = np.where(positions - before <= after - positions, before, after)
+        is_near = (np.abs(nearest - positions) <= 4 * EXCHANGE_BLOCK) & (nearest >= 0) & (nearest < len(same_type))
+        partners[np.searchsorted(unpaired, same_type[positions[is_near]])] = same_type[nearest[is_near]]
     for row in np.flatnonzero(document[partners] == document[unpaired]):
         others = np.flatnonzero(document != document[unpaired[row]])
         if len(others) == 0:
@@ -341,10 +342,10 @@ def _packing_units(text: ShardText, capacity: int) -> tuple[np.ndarray, np.ndarr
     sentences = np.flatnonzero(~text.is_continuation[stored] | (np.diff(slices, prepend=-1) != 0))
     lengths = np.add.reduceat(np.diff(text.sentence_starts)[stored], sentences)
     is_long = lengths > capacity
-    units = np.where(is_long, lengths, 1)
-    within = ragged.positions_within(ragged.offsets_of(units))
-    starts = np.repeat(text.sentence_starts[stored[sentences]], units) + within
-    return starts, np.repeat(np.where(is_long, 1, lengths), units), np.repeat(slices[sentences], units)
+    num_units = np.where(is_long, lengths, 1)
+    within = ragged.positions_within(ragged.offsets_of(num_units))
+    starts = np.repeat(text.sentence_starts[stored[sentences]], num_units) + within
+    return starts, np.repeat(np.where(is_long, 1, lengths), num_units), np.repeat(slices[sentences], num_units)
 
 
 def assemble(segments: Segments, text: ShardText, tokenizer: Tokenizer) -> Examples:

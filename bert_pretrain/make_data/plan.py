@@ -262,11 +262,11 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
     start, end = ((position + side) * num_slices // num_shards for side in (0, 1))
     slices = locate_slices(plan, split, assignment(np.arange(start, end)))
     documents = slices[0]
-    is_in = ~plan.is_left_out(documents)
+    is_used = ~plan.is_left_out(documents)
     if split == "train":
         copies_left = np.array(plan.copies)[plan.inputs_of(documents)] - copy
-        is_in &= copies_left > rng.uniform(plan.config.seed, "part of a copy", documents)
-    return slices[:, is_in]
+        is_used &= copies_left > rng.uniform(plan.config.seed, "part of a copy", documents)
+    return slices[:, is_used]
 
 
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:

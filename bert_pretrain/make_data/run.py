@@ -99,8 +99,7 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
     """Warn if the vocabulary strips accents that `vocab` would keep for this text."""
     if not tokenizer.strips_accents:
         return
-    chosen = evenly_spaced(sources, min(len(sources), 4))
-    samples = (start_of_text(examined(source, config.data), config.data) for source in chosen)
+    samples = (start_of_text(examined(source, config.data), config.data) for source in evenly_spaced(sources, 4))
     text = "\n".join(sample[: 1 << 16] for sample in samples)
     lowercase = bool(tokenizer.settings["do_lower_case"])
     loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)

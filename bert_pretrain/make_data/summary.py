@@ -202,7 +202,7 @@ def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) ->
     shares = [counts["unk_tokens"] / max(1, counts["tokens"]) for counts in corpus["inputs"]]
     if (share := max(shares)) > MAX_UNK_SHARE:
         others = sum(each > MAX_UNK_SHARE for each in shares) - 1
-        more = f" (and of {others:,} more inputs more than {MAX_UNK_SHARE:.0%})" if others else ""
+        more = f" (and more than {MAX_UNK_SHARE:.0%} in {others:,} more inputs)" if others else ""
         worst = sources[shares.index(share)].location
         print(
             f"warning: {share:.0%} of the tokens of {worst} are [UNK]{more}; check that the vocabulary is for this "

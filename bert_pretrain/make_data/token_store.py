@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,12 +49,13 @@ def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]
     Returns the offsets of the units (units + 1,), and the index of each list's first unit (lists + 1,).
     """
     lengths = np.diff(offsets)
-    units = np.maximum(1, -(-lengths // limit))
-    first_units = ragged.offsets_of(units)
+    num_units = np.maximum(1, -(-lengths // limit))
+    first_units = ragged.offsets_of(num_units)
     if first_units[-1] == len(lengths):
         return offsets, first_units
+    list_of_unit = np.repeat(np.arange(len(lengths)), num_units)
     within = ragged.positions_within(first_units)
-    starts = np.repeat(offsets[:-1], units) + within * np.repeat(lengths, units) // np.repeat(units, units)
+    starts = offsets[list_of_unit] + within * lengths[list_of_unit] // num_units[list_of_unit]
     return np.append(starts, offsets[-1]), first_units
 
 
@@ -158,28 +159,28 @@ class TokenStore:
         number of slices. The slices of a document have nearly equal lengths. The last `num_donors` slices are donors.
         """
         order = np.argsort(slices[0], kind="stable")  # so that each store shard is opened once
-        pieces: list[tuple[Any, ...]] = [()] * len(order)
-        for index, rows in self._by_shard(slices[0, order]):
-            selected = order[rows]
-            from_shard = self._read_from(index, slices[:, selected], look_ahead_tokens)
-            for row, piece in zip(selected.tolist(), from_shard, strict=True):
-                pieces[row] = piece
-        ids, lengths, is_continuation, num_sentences, words = zip(*pieces, strict=True) if pieces else [()] * 5
+        read: dict[int, _Slice] = {}
+        for index, in_shard in self._by_shard(slices[0, order]):
+            rows = order[in_shard]
+            from_shard = self._read_from(index, slices[:, rows], look_ahead_tokens)
+            read.update(zip(rows.tolist(), from_shard, strict=True))
+        texts = [read[row] for row in range(len(order))]
+        words = _concatenate([text.continues_word for text in texts], bool)
         return ShardText(
-            ids=np.concatenate([np.zeros(0, self._formats["ids"][0]), *ids]),
-            sentence_starts=ragged.offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths])),
-            is_continuation=np.concatenate([np.zeros(0, bool), *is_continuation]),
-            slice_offsets=ragged.offsets_of(np.array([len(each) for each in lengths], np.int64)),
-            num_slice_sentences=np.array(num_sentences, np.int64),
+            ids=_concatenate([text.ids for text in texts], self._formats["ids"][0]),
+            sentence_starts=ragged.offsets_of(_concatenate([text.lengths for text in texts], np.int64)),
+            is_continuation=_concatenate([text.is_continuation for text in texts], bool),
+            slice_offsets=ragged.offsets_of(np.array([len(text.lengths) for text in texts], np.int64)),
+            num_slice_sentences=np.array([text.num_sentences for text in texts], np.int64),
             documents=slices[0],
-            num_shard_slices=len(pieces) - num_donors,
-            continues_word=np.concatenate([np.zeros(0, bool), *words]) if "continues_word" in self._formats else None,
+            num_shard_slices=len(texts) - num_donors,
+            continues_word=words if "continues_word" in self._formats else None,
         )
 
-    def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ids, sentence lengths, `is_continuation`, `num_slice_sentences` and `continues_word` of each slice.
+    def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator["_Slice"]:
+        """Yield slices, (3, slices) as in `read`, whose documents are in store shard `index`.
 
-        All slices are in store shard `index`. Files are read by position, because mapping is slow for a few slices.
+        Files are read by position, because mapping is slow for a few slices.
         """
         folder, files = str(store_shard_folder(self.folder, index)), dict[str, int]()
 
@@ -207,11 +208,26 @@ class TokenStore:
                 offsets = values("sentence_offsets", first, last + 1)
                 tokens = int(offsets[0]), int(offsets[-1])
                 lengths, is_continuation = offsets[1:] - offsets[:-1], values("is_continuation", first, last)
-                words = values("continues_word", *tokens) if "continues_word" in self._formats else ()
-                yield values("ids", *tokens), lengths, is_continuation, slice_end - first, words
+                words = values("continues_word", *tokens) if "continues_word" in self._formats else np.zeros(0, bool)
+                yield _Slice(values("ids", *tokens), lengths, is_continuation, slice_end - first, words)
         finally:
             for file in files.values():
                 os.close(file)
+
+
+class _Slice(NamedTuple):
+    """The text of a slice of a document, with its look-ahead."""
+
+    ids: np.ndarray  # (tokens,)
+    lengths: np.ndarray  # (sentences,), in tokens
+    is_continuation: np.ndarray  # (sentences,) bool
+    num_sentences: int  # without the look-ahead
+    continues_word: np.ndarray  # (tokens,) bool, or empty if the store does not have it
+
+
+def _concatenate(arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
+    """Concatenate arrays of a dtype. The list may be empty."""
+    return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
 def _too_short(folder: str, name: str) -> DataError:

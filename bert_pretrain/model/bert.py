@@ -171,7 +171,7 @@ class BertForPreTraining(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of weights and biases. The tied matrix counts once."""
+        """Number of weights and biases. The tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def encode(

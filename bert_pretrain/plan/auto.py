@@ -59,35 +59,49 @@ def planned_config(
         if overwrite and not dry_run:
             path.unlink(missing_ok=True)  # so that a restart does not use the old plan
         if path.exists() and not overwrite and (machine is None or not dry_run):
-            planned = load_config(path)
-            if planned.inputs != inputs:
-                raise ConfigError(
-                    f"the plan is for the inputs {', '.join(planned.inputs)}, not for {', '.join(inputs)}",
-                    where=str(path),
-                    remedy="name the same inputs, another --output, or add --overwrite",
-                )
-            ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
-            if dry_run:
-                print(f"the existing plan of {output}; --overwrite makes a new one", file=sys.stderr)
-            print(path.read_text(encoding="utf-8") if dry_run else f"using the existing plan {path}{ignored}")
+            _show_existing_plan(path, inputs, machine, dry_run=dry_run)
         else:
-            if seconds < MIN_SECONDS:
-                what = f"{seconds:g} seconds are too short for vocabulary, data and training"
-                raise ConfigError(what, where="--time", remedy="allow at least 2m")
-            with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
-                text_facts = measure_text(inputs, asked.data)  # a dry run prints only the plan, which is YAML
-            facts = _facts(machine, text_facts, seconds, asked.train, dry_run=dry_run)
-            plan = make_plan(inputs, text_facts, facts, seconds)
-            print(text := describe(plan, facts))
             if dry_run:  # written to a temporary folder, so that settings and flags are checked against the plan
-                print(f"# The machine: {facts.model_dump_json()}")
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path.with_name(FORECAST), json_text(expected(plan)))
-            write_text(path.with_name(MACHINE), facts.model_dump_json(indent=1) + "\n")
-            write_text(path, text)
+            _write_new_plan(path, asked, machine, dry_run=dry_run)
         time = min(seconds, load_config(path).time or seconds)  # a plan may need less than the given time
         return load_config(path, settings, {**(flags or {}), "time": ("--time", time)})
+
+
+def _show_existing_plan(path: Path, inputs: Sequence[str], machine: str | None, *, dry_run: bool) -> None:
+    """Print that the plan is used, or in a dry run the plan. Raise `ConfigError` if it has other inputs."""
+    planned = load_config(path)
+    if planned.inputs != inputs:
+        raise ConfigError(
+            f"the plan is for the inputs {', '.join(planned.inputs)}, not for {', '.join(inputs)}",
+            where=str(path),
+            remedy="name the same inputs, another --output, or add --overwrite",
+        )
+    if dry_run:
+        print(f"the existing plan of {path.parent}; --overwrite makes a new one", file=sys.stderr)
+        print(path.read_text(encoding="utf-8"))
+    else:
+        ignored = "" if machine is None else "; --machine is ignored (--overwrite makes a new plan)"
+        print(f"using the existing plan {path}{ignored}")
+
+
+def _write_new_plan(path: Path, asked: Config, machine: str | None, *, dry_run: bool) -> None:
+    """Make a plan for the inputs and the time of `asked`. Print it, and write it with its forecast and machine."""
+    assert asked.time is not None
+    if asked.time < MIN_SECONDS:
+        what = f"{asked.time:g} seconds are too short for vocabulary, data and training"
+        raise ConfigError(what, where="--time", remedy="allow at least 2m")
+    with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
+        text_facts = measure_text(asked.inputs, asked.data)  # a dry run prints only the plan, which is YAML
+    facts = _facts(machine, text_facts, asked.time, asked.train, dry_run=dry_run)
+    plan = make_plan(asked.inputs, text_facts, facts, asked.time)
+    print(text := describe(plan, facts))
+    if dry_run:
+        print(f"# The machine: {facts.model_dump_json()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path.with_name(FORECAST), json_text(expected(plan)))
+    write_text(path.with_name(MACHINE), facts.model_dump_json(indent=1) + "\n")
+    write_text(path, text)
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:

@@ -105,7 +105,7 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
             num_documents += len(counts) / (1.0 if is_part else share)
             sentences += [round(count / share) for count in counts] if is_part else counts
     if not sentences:
-        raise InputError("the inputs hold no text", where=sources[0].location, remedy="give files with text in them")
+        raise InputError("the inputs contain no text", where=sources[0].location, remedy="give files that contain text")
     return TextFacts(
         num_bytes=num_bytes * scale,
         documents=num_documents * scale,
@@ -208,7 +208,7 @@ class MachineFacts(_Facts):
         return next(speed for speed in self.speeds if speed.size == size)
 
     def has_memory(self, memory_bytes: int) -> bool:
-        """Whether the device has this much memory, within 10 %, since drivers report slightly different values."""
+        """Return whether the device has this memory, within 10 %, because drivers report slightly different values."""
         return abs(self.memory_bytes - memory_bytes) < 0.1 * memory_bytes
 
     @property

@@ -102,19 +102,19 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         fraction = float(f"{min(affordable, _useful_fraction(text, tokens)):.2g}")
     best, considered = _best_training(text, machine, seconds, fraction)
     data_seconds = _data_seconds(text, machine, fraction)
-    taken = max(MIN_SECONDS, float(math.ceil(data_seconds + best.time_share * (seconds - data_seconds))))
-    read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
+    run_seconds = max(MIN_SECONDS, float(math.ceil(data_seconds + best.time_share * (seconds - data_seconds))))
+    text_read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
-        *_data_choices(read, fraction, best),
+        *_data_choices(text_read, fraction, best),
         *_model_choices(best, considered, machine),
-        *_train_choices(best, taken),
+        *_train_choices(best, run_seconds),
         *_phases(best),
     )
     why_seconds = ""
-    if taken < seconds:
+    if run_seconds < seconds:
         enough = f"enough to see the text {best.epochs:,.0f} times; more passes help little"
         why_seconds = f"of {duration_text(float(seconds))}: {enough}"
-    return Plan(inputs, text, taken, why_seconds, choices, best)
+    return Plan(inputs, text, run_seconds, why_seconds, choices, best)
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:

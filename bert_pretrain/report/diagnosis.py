@@ -19,8 +19,8 @@ PLATEAU_NATS = 0.1  # minimum distance below the loss of token frequencies that 
 FAR_NATS = 0.5  # a difference of losses that is not noise
 RATE_TOO_HIGH = "learning rate too high"
 MAX_WEIGHTS_PER_TOKEN = 10.0  # encoder weights per token of text: the largest ratio of a run that learned; limits plans
+# Layers and hidden size of the presets that `too_large` advises, the smallest first.
 PRESETS = {"tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
-"""Layers and hidden size of the presets to advise, smallest first."""
 
 
 class Hint(NamedTuple):

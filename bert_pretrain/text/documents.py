@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, NamedTuple
 from bert_pretrain.config import DataConfig
 from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text import parquet
-from bert_pretrain.text.hub_datasets import open_version
+from bert_pretrain.text.hub_datasets import cached_dataset
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import MIN_PART_BYTES, Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
-MAX_CHARACTERS = 4 << 20  # of one `Document`; longer documents become several
+MAX_CHARACTERS = 4 << 20  # of one `DocumentPiece`
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # approximate maximum; each group of parts is one task and one store shard
 _BLANKS = " \t\r\u00a0\u3000"  # of a blank line; a form feed ends a page, not a document
@@ -61,7 +61,7 @@ def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tupl
 
 
 def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]:
-    splits = list(open_version(source.location, source.version).values())
+    splits = list(cached_dataset(source.location, source.version).values())
     num_parts = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
     if num_parts < 2:
         return [(0, None)]
@@ -132,15 +132,15 @@ def check_unchanged(parts: Iterable[ByteRange]) -> None:
         source.check_unchanged()
 
 
-class Document(NamedTuple):
+class DocumentPiece(NamedTuple):
     """The text of a document, or a piece of a long document that is cut after a line or word if possible."""
 
     text: str
     ends_document: bool
 
 
-def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a part. Split long documents. Count repairs and drops by reason in `counts`."""
+def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[DocumentPiece]:
+    """Yield the documents of a part, long ones in pieces. Count repairs and drops by reason in `counts`."""
     if part.source.format == "txt":
         pieces = _read_txt(part, config, counts)
     else:
@@ -152,31 +152,31 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
     for text, ends_document in pieces:
         pending += text
         if is_begun or text.strip():  # the text before it is blank
-            yield Document(pending, ends_document)
+            yield DocumentPiece(pending, ends_document)
             pending, is_begun = "", not ends_document
         elif ends_document:
             counts["empty_documents"] += counts_blank or bool(pending.strip(f"\n{_BLANKS}"))
             pending = ""
 
 
-def _split_long(text: str) -> Iterator[Document]:
+def _split_long(text: str) -> Iterator[DocumentPiece]:
     begin = 0
     while len(text) - begin > MAX_CHARACTERS:
         end = begin + MAX_CHARACTERS
         cut_at = text.rfind("\n", begin, end) + 1 or text.rfind(" ", begin, end) + 1 or end
-        yield Document(text[begin:cut_at], ends_document=False)
+        yield DocumentPiece(text[begin:cut_at], ends_document=False)
         begin = cut_at
-    yield Document(text[begin:], ends_document=True)
+    yield DocumentPiece(text[begin:], ends_document=True)
 
 
-def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[DocumentPiece]:
     separator = _SEPARATORS[part.source.boundary]
     line_end = ""
     for text in text_blocks(part, counts, strict=config.strict):
         *documents, rest = separator.split(line_end + text) if separator else [text]
         for document in documents:
-            yield Document(document, ends_document=True)
+            yield DocumentPiece(document, ends_document=True)
         # A blank line may start with the last line end of a block, so this line end is moved to the next block.
         line_end = "\n" if part.source.boundary == "blank_line" and text.endswith("\n") else ""
-        yield Document(rest.removesuffix(line_end), ends_document=False)
-    yield Document("", ends_document=True)
+        yield DocumentPiece(rest.removesuffix(line_end), ends_document=False)
+    yield DocumentPiece("", ends_document=True)

@@ -133,7 +133,7 @@ def _marked(sample: bytes, encoding: str) -> str:
 
 
 def _is_foreign(sample: bytes, encoding: str) -> bool:
-    """Whether a sample is in another encoding than `encoding`, rather than damaged."""
+    """Return whether a sample is in another encoding than `encoding`, rather than damaged."""
     if encoding == UTF8 and sample.startswith(tuple(mark for mark, name in _BYTE_ORDER_MARKS.items() if name != UTF8)):
         return True
     text = _marked(sample, encoding)
@@ -145,7 +145,7 @@ def _is_foreign(sample: bytes, encoding: str) -> bool:
 
 
 def _is_surely_utf8(sample: bytes, expected: str) -> bool:
-    """Whether a sample is UTF-8, even if the expected encoding can decode it too."""
+    """Return whether a sample is UTF-8, even if the expected encoding can decode it too."""
     try:
         text = codecs.getincrementaldecoder(UTF8)().decode(sample)
     except UnicodeError:

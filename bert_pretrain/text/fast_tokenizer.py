@@ -54,8 +54,8 @@ class Encoder:
 
         Returns the ids (tokens,) and the offsets of the sentences (sentences + 1,).
         """
-        ids, places, offsets = self.encode_chunks(text, starts)
-        return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
+        ids, chunk_starts, offsets = self.encode_chunks(text, starts)
+        return ids, offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
 
     def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokenize a text by chunks: words, punctuation marks and CJK characters. Words are also cut at `starts`.
@@ -68,11 +68,11 @@ class Encoder:
             return empty.astype(self._tokenizer.id_dtype), empty, ragged.offsets_of(empty)
         if len(self._table.words) > MAX_CACHED_WORDS or self._table.num_bytes > MAX_CACHED_BYTES:
             self._clear()
-        places, numbers = self._table.number(text, starts)
+        chunk_starts, numbers = self._table.number(text, starts)
         self._encode_new_words()
         lengths = self._lengths[numbers]
         offsets = ragged.offsets_of(lengths)
-        return self._gather(numbers, lengths, offsets), places, offsets
+        return self._gather(numbers, lengths, offsets), chunk_starts, offsets
 
     def _clear(self) -> None:
         around_cjk = bool(self._tokenizer.settings["tokenize_chinese_chars"])
@@ -104,7 +104,7 @@ class Encoder:
         plain = np.array(list(short), dtype=np.int64)
         others = np.setdiff1d(np.arange(len(words)), plain, assume_unique=True)
         plain_ids, plain_lengths = self._word_piece.encode(list(short.values()))
-        encoded = self._tokenizer.encode_texts([words[place].decode() for place in others])
+        encoded = self._tokenizer.encode_texts([words[index].decode() for index in others])
         other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
         order = np.concatenate([plain, others])
         lengths = np.concatenate([plain_lengths, np.array([len(ids) for ids in encoded], dtype=np.int64)])
@@ -134,7 +134,7 @@ class Encoder:
         return normalized
 
     def _is_plain(self, character: str) -> bool:
-        """Whether the pre-tokenizer never splits a word at a character."""
+        """Return whether the pre-tokenizer never splits a word at a character."""
         if self._tokenizer.split_clusters and UNSPACED.match(character):
             return False
         # The older Unicode tables of `tokenizers` have the Sharada sandhi mark as punctuation.
@@ -173,16 +173,16 @@ class ChunkTable:
         is_last[:-1] &= begins[1:] | ~is_word[1:]
         word_ends = np.flatnonzero(is_last) + 1
         begins |= is_alone
-        places = np.flatnonzero(begins)
-        is_character = is_alone[places]
-        numbers = np.empty(len(places), dtype=np.int32)
-        numbers[is_character] = _numbers_of_characters(text, places[is_character])
-        in_word = np.flatnonzero(~is_character)
+        chunk_starts = np.flatnonzero(begins)
+        is_character = is_alone[chunk_starts]
+        numbers = np.empty(len(chunk_starts), dtype=np.int32)
+        numbers[is_character] = _numbers_of_characters(text, chunk_starts[is_character])
+        words = np.flatnonzero(~is_character)
         padded = np.concatenate([text, np.zeros(MAX_KEY_BYTES, dtype=np.uint8)])
-        for first in range(0, len(in_word), _BATCH_WORDS):
+        for first in range(0, len(words), _BATCH_WORDS):
             batch = slice(first, first + _BATCH_WORDS)
-            numbers[in_word[batch]] = self._number_words(padded, places[in_word[batch]], word_ends[batch])
-        return places, numbers
+            numbers[words[batch]] = self._number_words(padded, chunk_starts[words[batch]], word_ends[batch])
+        return chunk_starts, numbers
 
     def _number_words(self, text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the numbers of words. `text` must have `MAX_KEY_BYTES` bytes after the last word."""
@@ -196,10 +196,10 @@ class ChunkTable:
         is_medium = lengths[longer] <= MAX_KEY_BYTES
         medium = longer[is_medium]
         numbers[medium] = self._number_keys(self._medium, text, starts[medium], lengths[medium])
-        for place in longer[~is_medium]:
-            word = text[starts[place] : ends[place]].tobytes()
-            numbers[place] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
-            if numbers[place] == FIRST_WORD_NUMBER + len(self.words):
+        for index in longer[~is_medium]:
+            word = text[starts[index] : ends[index]].tobytes()
+            numbers[index] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
+            if numbers[index] == FIRST_WORD_NUMBER + len(self.words):
                 self.words.append(word)
                 self.num_bytes += len(word)
         return numbers
@@ -229,12 +229,12 @@ def cjk_leads(text: np.ndarray) -> np.ndarray | None:
     return leads if leads.any() else None
 
 
-def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the numbers of the punctuation marks and CJK characters at `places`."""
-    numbers = text[places].astype(np.int32)
+def _numbers_of_characters(text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the numbers of the punctuation marks and CJK characters at the byte positions `starts`."""
+    numbers = text[starts].astype(np.int32)
     is_cjk = np.flatnonzero(numbers >= 0x80)
     if len(is_cjk):
-        begins = places[is_cjk]
+        begins = starts[is_cjk]
         points = (numbers[is_cjk] & 0x0F) << 12
         points |= (text[begins + 1] & 0x3F).astype(np.int32) << 6
         points |= text[begins + 2] & 0x3F

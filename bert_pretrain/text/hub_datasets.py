@@ -53,7 +53,7 @@ def absolute(location: str) -> str:
 
 
 def is_dataset(location: str) -> bool:
-    """Whether an input is a `dataset:` name or a folder of `save_to_disk`, with or without `@split`."""
+    """Return whether an input is a `dataset:` name or a folder of `save_to_disk`, with or without `@split`."""
     return location.startswith(DATASET) or _parse(location).is_saved
 
 
@@ -74,7 +74,8 @@ def split_names(location: str) -> list[str]:
     if parsed.split:
         return []
     if parsed.is_saved:
-        return names if len(names := parsed.saved_splits) > 1 else []
+        names = parsed.saved_splits
+        return names if len(names) > 1 else []
     return _call(lambda: list(datasets.get_dataset_split_names(parsed.name, parsed.config or None)), location)
 
 
@@ -127,8 +128,8 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def open_version(location: str, _version: str) -> dict[str, Any]:
-    """Cache the result of `open_dataset` for all parts of a dataset that a process reads."""
+def cached_dataset(location: str, _version: str) -> dict[str, Any]:
+    """Return `open_dataset(location)`, which is opened once for all parts of the dataset that a process reads."""
     return open_dataset(location)
 
 

@@ -121,7 +121,7 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
     if not wants_language:
         update["language"] = short_code(config.language)
     if wants_language or wants_segmenter:
-        sampled = evenly_spaced(sources, min(len(sources), MAX_SAMPLED_SOURCES))
+        sampled = evenly_spaced(sources, MAX_SAMPLED_SOURCES)
         samples = [start_of_text(examined(source, config), config) for source in sampled]
         counts = list(map(count_letters, samples))
         share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))

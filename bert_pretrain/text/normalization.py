@@ -71,14 +71,14 @@ def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
 
 
 def keeps_accents(loss: AccentLoss, language: str) -> bool:
-    """Whether `vocab.strip_accents: null` keeps accents in text with this language and loss."""
+    """Return whether `vocab.strip_accents: null` keeps accents in text with this language and loss."""
     if language in UNCASED_LANGUAGES:
         return loss.changed > MAX_CHANGED_AS_BERT
     return loss.changed > MAX_CHANGED_WORDS or loss.merged > MAX_MERGED_WORDS
 
 
 def is_unspaced(words: Mapping[str, int]) -> bool:
-    """Whether text is in a script without blanks, such as Thai or Khmer, and has no blanks between words."""
+    """Return whether text is in a script without blanks, such as Thai, and has no blanks between words."""
     letters = unspaced = long = 0
     for word, count in words.items():
         characters = len(word) * count
@@ -90,7 +90,7 @@ def is_unspaced(words: Mapping[str, int]) -> bool:
 
 
 def mostly_without_blanks(text: str) -> bool:
-    """Whether most letters of a text are Chinese characters, kana or letters of another script without blanks."""
+    """Return whether most letters of a text are Chinese, Japanese or of another script without blanks."""
     letters = "".join(filter(str.isalpha, text))
     num_without_blanks = len(_IDEOGRAPHS_AND_KANA.findall(letters)) + len(UNSPACED.findall(letters))
     return 2 * num_without_blanks > len(letters)

@@ -18,7 +18,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
 from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet, text_files
-from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_of, rows_or_files
+from bert_pretrain.text.hub_datasets import cached_dataset, open_dataset, rows_of, rows_or_files
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
 from bert_pretrain.text.text_files import FIRST, ByteRange, Position
 
@@ -55,7 +55,7 @@ def read_records(
     if format_ == "parquet":
         return parquet.read_rows(part, columns, max_bytes)
     is_stream = format_ == "stream"
-    splits = open_dataset(location, streaming=True) if is_stream else open_version(location, part.source.version)
+    splits = open_dataset(location, streaming=True) if is_stream else cached_dataset(location, part.source.version)
     return dataset_records(part, splits.values(), columns)
 
 
@@ -266,7 +266,7 @@ def num_rows(source: Source) -> float:
     if rows_if_known:
         return rows_if_known
     if names and all(name.endswith(".parquet") for name in names):
-        sampled = evenly_spaced(names, min(len(names), MAX_SAMPLED_SOURCES))
+        sampled = evenly_spaced(names, MAX_SAMPLED_SOURCES)
         return sum(parquet.num_rows(Source(name, "parquet")) for name in sampled) * len(names) / len(sampled)
     (rows,) = open_dataset(source.location, streaming=True).values()
     lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]

@@ -9,7 +9,7 @@ import re
 
 import sentencex
 
-# The sentence ends for which `sentencex` has no rules. In Amharic and Tigrinya, two word spaces stand for a full stop.
+# Sentence ends for which `sentencex` has no rules. In Amharic and Tigrinya, two word spaces (U+1361) end a sentence.
 _ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
 _ENDS["dz"] = _ENDS["bo"]
 _ENDS["am"] = _ENDS["ti"] = re.compile(r"(?<=\u1361\u1361)\s*")

@@ -139,18 +139,19 @@ def resolve(
     sources: list[Source] = []
     held_out: list[Source] = []
     for item in inputs:
-        of_item = _find(item, config)
-        if of_item[0].split and not every_split:
-            of_item = _for_training(item, of_item, holds_out=not config.validation)
-        of_item = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in of_item]
-        sources += (source for source in of_item if not source.is_validation)
-        held_out += (source for source in of_item if source.is_validation)
+        item_sources = _find(item, config)
+        if item_sources[0].split and not every_split:
+            item_sources = _for_training(item, item_sources, holds_out=not config.validation)
+        item_sources = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in item_sources]
+        sources += (source for source in item_sources if not source.is_validation)
+        held_out += (source for source in item_sources if source.is_validation)
     if config.fraction < 1.0:
         sources = _some_of(sources, config.fraction)
     for item in config.validation:
-        found = _find(item, config)
-        found = [source for source in found if source.split in hub_datasets.VALIDATION] or found
-        held_out += (replace(source, is_validation=True) for source in found)
+        item_sources = _find(item, config)
+        # Of a dataset, only the validation split is held out; without one, all its splits are.
+        item_sources = [each for each in item_sources if each.split in hub_datasets.VALIDATION] or item_sources
+        held_out += (replace(source, is_validation=True) for source in item_sources)
     sources += held_out
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
@@ -202,7 +203,7 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
-    """Whether some of the inputs, but not all, have a validation split."""
+    """Return whether some of the inputs, but not all, have a validation split."""
     held_out = {source.location.removesuffix(f"@{source.split}") for source in sources if source.is_validation}
     training = {source.location.removesuffix(f"@{source.split}") for source in sources if not source.is_validation}
     return not config.validation and bool(training & held_out) and not training <= held_out
@@ -213,9 +214,11 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
+    if not is_url(item) and not item.startswith(hub_datasets.DATASET):
+        item = os.path.expanduser(item)
     if is_url(item):
         locations = matching_urls(item)
-    elif hub_datasets.is_dataset(item := item if item.startswith(hub_datasets.DATASET) else os.path.expanduser(item)):
+    elif hub_datasets.is_dataset(item):
         splits = hub_datasets.split_names(item) or [""]
         locations = [f"{item}@{split}" if split else item for split in splits]
         return [_source(name, default, "dataset", split) for name, split in zip(locations, splits, strict=True)]
@@ -314,8 +317,9 @@ def _some_of(sources: list[Source], fraction: float) -> list[Source]:
 
 
 def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
-    """Return `n` of the items at equal distances."""
-    return [items[int((place + 0.5) * len(items) / n)] for place in range(n)]
+    """Return `n` of the items at equal distances, or all items if there are fewer."""
+    n = min(n, len(items))
+    return [items[int((index + 0.5) * len(items) / n)] for index in range(n)]
 
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:

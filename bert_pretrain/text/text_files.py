@@ -175,7 +175,7 @@ def read_lines(
             lines.insert(0, "".join(line))
             line = [lines.pop()]
             num_bytes = len(line[0].encode())
-            lines.reverse()
+            lines.reverse()  # so that `pop` frees each line once it is used
             del text, first  # frees memory: a line can have hundreds of megabytes
             while lines:
                 yield lines.pop(), Position(part, "line", number)

@@ -170,13 +170,18 @@ class Tokenizer:
         return np.array([token.startswith("##") and not self.whole_words for token in self.tokens])
 
     @cached_property
+    def is_reserved_id(self) -> np.ndarray:
+        """The mask of special tokens and unused slots, (vocab_size,) bool."""
+        return np.array([is_reserved(token) for token in self.tokens])
+
+    @cached_property
     def word_piece_ids(self) -> np.ndarray:
         """The ascending ids of all tokens that are neither special nor unused."""
-        return np.flatnonzero([not is_reserved(token) for token in self.tokens])
+        return np.flatnonzero(~self.is_reserved_id)
 
     @cached_property
     def _reserved_ids(self) -> frozenset[int]:
-        return frozenset(range(self.vocab_size)) - frozenset(self.word_piece_ids.tolist())
+        return frozenset(np.flatnonzero(self.is_reserved_id).tolist())
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text, without [CLS] and [SEP]."""

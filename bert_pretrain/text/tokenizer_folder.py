@@ -78,17 +78,17 @@ class TokenizerFolder(NamedTuple):
 
 
 def is_reserved(token: str) -> bool:
-    """Whether a token is a special token or an unused slot."""
+    """Return whether a token is a special token or an unused slot."""
     return token in SPECIAL_TOKENS or is_unused(token)
 
 
 def is_storable(token: str) -> bool:
-    """Whether a token can be written as a line of `vocab.txt`."""
+    """Return whether a token can be written as a line of `vocab.txt`."""
     return 0 < len(token) <= MAX_TOKEN_CHARACTERS and not _CONTROL.search(token)
 
 
 def is_unused(token: str) -> bool:
-    """Whether a token is an unused slot, such as `[unused7]`."""
+    """Return whether a token is an unused slot, such as `[unused7]`."""
     return token.startswith("[unused") and token.endswith("]")
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from bert_pretrain import rng
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 5_000_000  # of the first shards, which hold a random sample of the documents; rounded up to examples
@@ -91,10 +90,10 @@ def _first_tokens(data: DataFolder) -> tuple[np.ndarray, np.ndarray]:
     for record in data.shards("train"):
         examples = read_shard(data.path, record)
         examples = examples.take(np.flatnonzero(examples.offsets[:-1] < MAX_TOKENS - num_tokens))
-        is_b = ragged.positions_within(examples.offsets) >= np.repeat(examples.segment_b_start, examples.lengths)
         ids.append(examples.original_ids.astype(np.int64))
-        segments.append(2 * np.repeat(np.arange(len(examples)) + num_examples, examples.lengths) + is_b)
-        num_tokens += len(is_b)
+        rows = np.repeat(np.arange(len(examples)) + num_examples, examples.lengths)
+        segments.append(2 * rows + examples.is_segment_b)
+        num_tokens += len(rows)
         num_examples += len(examples)
         if num_tokens >= MAX_TOKENS:
             break

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.io.cores import num_ranks
 
 Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=30)  # the first rank may verify a large checkpoint while the others wait
@@ -76,7 +77,7 @@ SINGLE_PROCESS = DistContext()
 
 def init_distributed(device: str) -> DistContext:
     """Join the process group of `torchrun`, if any, and return the context of this process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if num_ranks() < 2:
         return SINGLE_PROCESS
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     needed = names if dist.is_initialized() else (*names, "MASTER_ADDR", "MASTER_PORT")

@@ -4,12 +4,12 @@ This module does not import torch, which takes seconds, so the command reports m
 """
 
 import importlib
-import os
 from pathlib import Path
 
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import check_model, read_config
 from bert_pretrain.model.hub import model_folder
@@ -91,13 +91,13 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
 
 def _check_sizes(config: Config, folder: DataFolder) -> None:
     """Check the data against the positions of the model and the global batch against the number of processes."""
-    batch, num_ranks = config.train.global_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    batch, ranks = config.train.global_batch_size, num_ranks()
     check_positions(config, folder.max_seq_length)
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
-    if batch < num_ranks:
+    if batch < ranks:
         raise ConfigError(
-            f"a global batch of {batch} examples cannot be shared by {num_ranks} processes",
+            f"a global batch of {batch} examples cannot be shared by {ranks} processes",
             where="train.global_batch_size",
-            remedy=f"set it to {num_ranks} or more, or start fewer processes",
+            remedy=f"set it to {ranks} or more, or start fewer processes",
         )

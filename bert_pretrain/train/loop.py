@@ -58,7 +58,7 @@ def fit(
     ):
         if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal may have skipped this one
             _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=False)
-        now = clock.boundary(0)
+        now = clock.status(0)
         if evaluate_first:
             progress.warmup_start = now.seconds
         if run.length.is_over(progress.step, now.seconds, now.reserve):
@@ -78,7 +78,7 @@ def fit(
                 batches.start(data.batches(progress.step, run.length.steps))
                 continue
             state.count(batch)
-            before, now = now, clock.boundary(signals.take())
+            before, now = now, clock.status(signals.take())
             if evaluate_first and clock.is_first_step:
                 progress.warmup_start = now.seconds
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
@@ -101,7 +101,7 @@ def fit(
         clock.read()
 
 
-def _report_no_time(run: ResolvedRun, now: "Boundary", start_seconds: float) -> None:
+def _report_no_time(run: ResolvedRun, now: "StepStatus", start_seconds: float) -> None:
     """Raise `ConfigError` if the time budget ends before the first step, or warn if the run has trained weights."""
     start, end = duration(now.seconds + start_seconds), duration(now.reserve - start_seconds)
     what = f"the start took {start}, and the last evaluation, of all held-out examples, may take {end}; "
@@ -250,7 +250,7 @@ def _fork_rng(device: torch.device) -> Any:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
-class Boundary(NamedTuple):
+class StepStatus(NamedTuple):
     """The values that all ranks agree on between two steps."""
 
     signal_number: int  # a stop signal, SIGUSR1 to save, or 0
@@ -272,7 +272,7 @@ class Clock:
         self._progress.wall_seconds = time.perf_counter() - self._start
         return self._progress.wall_seconds
 
-    def boundary(self, signal_number: int) -> Boundary:
+    def status(self, signal_number: int) -> StepStatus:
         """Return the maximum over all ranks of the signal number, the seconds and the reserve.
 
         With several ranks, each call but the first returns the values sent by the previous call. They have already
@@ -281,14 +281,14 @@ class Clock:
         seconds, longest = self.read(), self._progress.longest_seconds
         reserve = sum(longest.values())
         if self._dist_context.size == 1:
-            return Boundary(signal_number, seconds, reserve)
+            return StepStatus(signal_number, seconds, reserve)
         reserve += longest.get("step", 0.0)  # the result is one step old
         values = torch.tensor((signal_number, seconds, reserve), dtype=torch.float64)
         now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
         work, agreed = self._sent or now
         work.wait()
         self._sent = now
-        return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
+        return StepStatus(int(agreed[0]), float(agreed[1]), float(agreed[2]))
 
     def add_step(self, state: TrainState, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
         """Add the time of a step. The first step chooses or compiles kernels, so it counts only for the total."""

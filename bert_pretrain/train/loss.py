@@ -122,9 +122,10 @@ def masked_lm_loss(
     label_logits = (features.float() * rows[number:]).sum(dim=1) + biases[number:]
     column_of = torch.full_like(bias, number, dtype=torch.int64)  # (vocabulary,)
     column_of[token_ids] = torch.arange(number, device=bias.device)
-    own = LabelLogits(label_logits, column_of[label_ids])
+    label_column = LabelLogits(label_logits, column_of[label_ids])
     targets = torch.where(labels < 0, labels, number)
-    return _decoder_loss(features, rows[:number], biases[:number] - log_probabilities, targets, own, compiled)
+    candidate_bias = biases[:number] - log_probabilities
+    return _decoder_loss(features, rows[:number], candidate_bias, targets, label_column, compiled)
 
 
 class LabelLogits(NamedTuple):
@@ -135,12 +136,15 @@ class LabelLogits(NamedTuple):
 
 
 def _decoder_loss(
-    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, own: LabelLogits | None, compiled: bool
+    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, label_column: LabelLogits | None, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the number of correct predictions. With `own`, labels are `len(weight)` or `IGNORE_INDEX`."""
+    """Return the loss and the number of correct predictions.
+
+    With `label_column`, a label is the index of that column, `len(weight)`, or `IGNORE_INDEX`.
+    """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    logits, excluded = own or (None, None)
+    logits, excluded = label_column or (None, None)
     with torch.autocast(device, enabled=False):
         apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
         return apply(features, weight, bias, logits, labels, excluded, dtype, torch.is_grad_enabled(), compiled)
@@ -177,17 +181,19 @@ class _DecoderLoss(torch.autograd.Function):
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
             targets = labels[block]  # excludes padding rows
-            own = () if label_logits is None or excluded is None else (label_logits[block], excluded[block])
+            label_column: tuple[Tensor, ...] = ()
+            if label_logits is not None and excluded is not None:
+                label_column = label_logits[block], excluded[block]
             if compiled and features.device.type == "cuda":
-                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, *own)]
+                results = [_compiled_softmax()(logits[: len(targets)], bias_row, targets, factor, *label_column)]
                 # Eight equal rows of ones, because a product with one row is slower.
                 d_bias += _product_in_fp32(rows.new_ones(8, len(logits)), logits)[0]
             else:
-                parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets, *own))
+                parts = (torch.split(each, softmax_rows) for each in (logits[: len(targets)], targets, *label_column))
                 settings = factor, d_bias if with_gradient else None, has_tail
                 results = [
-                    _softmax_in_place(part, bias_row, part_labels, *settings, *part_own)
-                    for part, part_labels, *part_own in zip(*parts, strict=True)
+                    _softmax_in_place(part, bias_row, part_labels, *settings, *part_column)
+                    for part, part_labels, *part_column in zip(*parts, strict=True)
                 ]
             for part_loss, part_correct in results:
                 loss += part_loss
@@ -229,10 +235,12 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     """Return `_fused_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
     softmax = torch.compile(_fused_softmax_in_place, backend=backend, fullgraph=True)
 
-    def compiled(logits: Tensor, bias: Tensor, labels: Tensor, factor: float, *own: Tensor) -> tuple[Tensor, Tensor]:
-        for tensor in (logits, labels, *own):
+    def compiled(
+        logits: Tensor, bias: Tensor, labels: Tensor, factor: float, *label_column: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        for tensor in (logits, labels, *label_column):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return softmax(logits, bias, labels, factor, *own)
+        return softmax(logits, bias, labels, factor, *label_column)
 
     return compiled
 
@@ -241,7 +249,7 @@ def _fused_softmax_in_place(
     logits: Tensor, bias: Tensor, labels: Tensor, factor: float,
     label_logits: Tensor | None = None, excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Like `_softmax_in_place` without `d_bias`, in one kernel.
+    """Do the same as `_softmax_in_place` without `d_bias`, in one kernel.
 
     The caller sums the 16-bit gradient over rows by a matrix product, which is faster than a sum in a kernel.
     """

@@ -194,7 +194,7 @@ class Muon(torch.optim.Optimizer):
             # Scale to the root mean square of AdamW's typical update, 0.2 (Liu et al., 2025, section 2.2).
             factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
             for begin in range(0, len(weights), num_together):
-                _update(weights[begin : begin + num_together], height, width, factor)
+                _add_orthogonalized(weights[begin : begin + num_together], height, width, factor)
 
     def _apply_momentum(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
         """Update the momentum, and replace the gradients by those of Nesterov momentum."""
@@ -208,7 +208,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(gradients, buffers, momentum)
 
 
-def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
+def _add_orthogonalized(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
     """Add `factor`, (), times the orthogonalized gradients to parameters that stack (height, width) matrices."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)

@@ -254,12 +254,10 @@ def pack(examples: Examples) -> Batch:
     """Concatenate examples, at least one and with masks, into a packed batch."""
     assert examples.masks is not None
     lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
-    position_ids = ragged.positions_within(examples.offsets)
-    segment_b_start = np.repeat(examples.segment_b_start, lengths)
     return Batch(
         input_ids=_int64(examples.input_ids),
-        token_type_ids=_int64(position_ids >= segment_b_start),
-        position_ids=_int64(position_ids),
+        token_type_ids=_int64(examples.is_segment_b),
+        position_ids=_int64(ragged.positions_within(examples.offsets)),
         cu_seqlens=torch.from_numpy(examples.offsets.astype(np.int32)),
         masked_positions=_int64(examples.masked_indices),
         masked_labels=_int64(masks.original_ids),

@@ -116,6 +116,7 @@ def train_step(
         _add_metrics(sums, metrics, is_finite)
 
     changed = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
+    # A graph has one micro-batch, whose tensors it copies itself, so here `seeded` only seeds the generator.
     if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), changed):
         return
     # `new_full` fills on the device. `torch.tensor` would copy from the host and wait.

@@ -52,6 +52,7 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     loss = normalization.accent_loss(with_accents, lowercase=lowercase)
     split_clusters = normalization.is_unspaced(with_accents) if old is None else old.split_clusters
     strips = lowercase if config.strip_accents is None else config.strip_accents
+    # Cased text always keeps its accents. If the language chose the case, `strip_accents` is set to False as well.
     keeps = normalization.keeps_accents(loss, language) if lowercase else language_decides
     if old is None and config.strip_accents is None and keeps:
         config, strips = keeping, False

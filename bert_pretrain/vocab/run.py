@@ -185,7 +185,7 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
     normalized = normalize(counts, config.vocab, config.data.language, old)
     words, held_out = normalized.training, normalized.held_out
     if not words:
-        raise InputError("the inputs have no text", where=where, remedy="name files with text in them")
+        raise InputError("the inputs contain no text", where=where, remedy="give files that contain text")
     tokenizer, details = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
     measured = held_out or words
     return tokenizer, {
