@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows, read_text
+from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, check_columns, read_rows, read_text
 from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.readers import parse_json, repair_surrogates
 
@@ -47,6 +47,7 @@ class Answer(Task):
 
     def rows(self, source: LabelledInput) -> list[Example]:
         """Read questions from SQuAD's JSON, CMRC 2018's JSON, or flat rows."""
+        check_columns(source)
         text = read_text(source) if source.kind == "json" else ""
         if '"qas"' not in text:
             return read_rows(source)
@@ -63,6 +64,9 @@ class Answer(Task):
             remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
             raise InputError(what, where=source.location, remedy=remedy) from error
         return rows
+
+    def model_config(self) -> dict[str, Any]:
+        return {**super().model_config(), "num_labels": 2}  # start and end
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
         inputs = {name: row.get(name) for name in ("question", "context")}

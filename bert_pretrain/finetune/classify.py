@@ -93,6 +93,8 @@ class Classify(Task):
             what, where = f"every row has the label {train[0].label!r}", f"{train[0].where} and all other rows"
             raise InputError(what, where=where, remedy="training rows need at least two different labels")
         if self.settings.regression:
+            values = np.array([example.label for example in train])
+            self.label_mean, self.label_deviation = float(values.mean()), float(values.std()) or 1.0
             return
         non_integers = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
         if non_integers and all(_number_of(name) is not None for name in counts):
@@ -121,7 +123,9 @@ class Classify(Task):
 
     def target(self, label: Any) -> Any:
         """Convert a label to the target of the loss."""
-        return label if self.settings.regression else self.labels.index(label)
+        if self.settings.regression:
+            return (label - self.label_mean) / self.label_deviation
+        return self.labels.index(label)
 
     def model_config(self) -> dict[str, Any]:
         if self.settings.regression:

@@ -56,7 +56,7 @@ class FinetunedBert:
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
             what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
-        labels = [] if task == "answer" else _labels_of(settings, len(bias), folder / CONFIG)
+        labels = [] if task == "answer" else _labels_of(settings, task, len(bias), folder / CONFIG)
         is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
         head = weight.to(bert.device).float(), bias.to(bert.device).float()
         return FinetunedBert(bert, task, labels, *head, is_multi_label)
@@ -82,16 +82,17 @@ class FinetunedBert:
                 outputs = checked(F.linear(hidden, self.weight, self.bias), remedy).float().cpu().numpy()
                 for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
                     results[index] = part
-                bar.update(len(batch) * num_rows / len(windows))
+                bar.update(len(batch) / len(windows) * num_rows * (1 - 1e-9))  # rounding must not exceed the total
         if self.task == "answer":
             return [each[:, 0] for each in results], [each[:, 1] for each in results]
         return [each[0] for each in results] if self.task == "classify" else results
 
 
-def _labels_of(settings: Mapping[str, Any], num_outputs: int, path: Path) -> list[str]:
+def _labels_of(settings: Mapping[str, Any], task: str, num_outputs: int, path: Path) -> list[str]:
     """Return the names of the classes or tags in `config.json`, or an empty list for regression."""
     problem_type = settings.get("problem_type")
-    if problem_type == "regression" or (num_outputs == 1 and problem_type != "multi_label_classification"):
+    is_one_number = num_outputs == 1 and problem_type != "multi_label_classification"
+    if task == "classify" and (problem_type == "regression" or is_one_number):
         return []
     default_names = {str(index): f"LABEL_{index}" for index in range(num_outputs)}  # `transformers` does not write them
     names = settings.get("id2label", default_names)

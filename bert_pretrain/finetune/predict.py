@@ -6,6 +6,7 @@ All rows are read and checked first, so that an invalid row stops the command be
 import csv
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput
 from bert_pretrain.finetune.run import KIND, TASK_CLASSES
-from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.settings import Settings, flag_of
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import MANIFEST, read_record
@@ -27,6 +28,11 @@ from bert_pretrain.tools.texts import check_output_file
 
 BUFFER_ROWS = 1024  # rows that are encoded and sorted by length together
 _TASK_BY_SUFFIX = {".jsonl": "", ".csv": "", ".conll": "tag", ".json": "answer"}  # "": any task
+_CHANGEABLE = {  # settings of a fine-tuning that `predict` may change
+    "classify": ("text_field", "pair_field", "max_length"),
+    "tag": ("text_field", "tokens_field", "max_length"),
+    "answer": ("max_length",),
+}
 _CONLL_WORD = re.compile(r"(?!-DOCSTART-)[^ \t\r\n][^\t\n]*")  # words that `read_conll` reads back
 
 
@@ -119,6 +125,9 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
             remedy = "restore the file from a copy, or remove it to predict with the default settings"
             raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error
     changes = {name: value for name, value in changes.items() if value is not None}
+    if others := [name for name in changes if name not in _CHANGEABLE[finetuned.task]]:
+        what = f"{flag_of(others[0])} has no effect for a model of the task '{finetuned.task}'"
+        raise ConfigError(what, where=flag_of(others[0]), remedy="remove it")
     changes |= {"stride": None} if "max_length" in changes else {}
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
@@ -156,4 +165,16 @@ def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)  # writes dates and decimals of Parquet as text
+    """Write a value as JSON. Dates and decimals of Parquet become text, and NaN and infinity become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), ensure_ascii=False, default=str)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -82,6 +82,10 @@ class LabelledInput:
         ending = Path(self.location.removesuffix(compression)).suffix.lower()
         return self.format or _BY_ENDING.get(ending, "")
 
+    @property
+    def is_delimited(self) -> bool:
+        return self.kind in ("csv", "tsv")
+
     def note(self, what: str, where: str) -> None:
         """Record the position of a repaired or skipped row under the reason `what`."""
         self.notes[what].append(where.removeprefix(f"{self.location}: "))
@@ -97,10 +101,7 @@ class LabelledInput:
 
 def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Example]:
     """Read the rows of a table. With `text_field`, a `.txt` file is read as a table with this one column."""
-    is_delimited = source.kind in ("csv", "tsv")
-    if source.columns and not is_delimited:
-        where, remedy = f"{source.flag} {source.location}", "remove --columns, or pass --format csv or --format tsv"
-        raise InputError("--columns is only for CSV and TSV", where=where, remedy=remedy)
+    check_columns(source)
     rows: list[Example] = []
     for number, (record, position) in enumerate(_records(source, text_field)):
         if number == 0 and any(name == record[name] for name in source.columns):
@@ -108,7 +109,7 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
             raise InputError(what, where=str(position), remedy=remedy)
         surplus = record.pop(SURPLUS, [])
         num_fields = sum(value is not None for value in record.values()) + len(surplus)
-        if is_delimited and num_fields != len(record) and not (surplus and source.columns):
+        if source.is_delimited and num_fields != len(record) and not (surplus and source.columns):
             what = f"the row has {num_fields} fields but the header has {len(record)}"
             remedy = "write one value per column, or remove the row"
             source.skip_row(UnusableRow(what, where=str(position), remedy=remedy))
@@ -117,6 +118,13 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
                 source.note("rows with extra fields, which were ignored", str(position))
             rows.append(Example(number, str(position), repair_surrogates(record)))
     return rows
+
+
+def check_columns(source: LabelledInput) -> None:
+    """Raise InputError if --columns is given for an input that names its columns."""
+    if source.columns and not source.is_delimited:
+        where, remedy = f"{source.flag} {source.location}", "remove --columns, or pass --format csv or --format tsv"
+        raise InputError("--columns is only for CSV and TSV", where=where, remedy=remedy)
 
 
 def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:

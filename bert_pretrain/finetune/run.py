@@ -13,7 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,8 @@ def finetune(
         for flag, location in (("--train", train), ("--validation", validation), ("--test", test))
         if location is not None
     ]
+    if any(source.is_delimited for source in inputs):  # the other inputs name their columns
+        inputs = [each if each.is_delimited else replace(each, columns=()) for each in inputs]
     output = output if output.name not in ("", "..") else output.resolve()
     _check_environment(device)
     torch_device = choose_device(device)
@@ -309,6 +311,8 @@ def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, 
     examples = tuner.examples[split]
     rows, result = f"the {len(examples):,} {split} rows", f"{tuner.task.main_metric} {score:.4f}"
     constant, constant_score = tuner.task.constant_baseline(examples)
+    if constant_score == 1.0 and not tuner.task.settings.regression:
+        return f"{rows} have only one class, so {result} says nothing: score the model on other rows"
     if score <= constant_score:
         what = f"no sign of learning: {result} on {rows} is no better than {constant} ({constant_score:.4f})"
         return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or more rows"

@@ -26,6 +26,7 @@ from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S.*)")  # of BIO, IOBES, BMES and BILOU
+_OTHER_SPELLING = re.compile(r"[BIMESLUW][-_.:/]\S+|\S+[-_.:/][BIMESLUW]", re.IGNORECASE)
 _BARE_TAGS, _BARE_KIND = set("BIMESLUW"), "ENTITY"  # tags without a kind, and the kind that they get
 _CONLL_U = re.compile(r"\d+([-.]\d+)?(\t[^\t]+){9}")
 _FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
@@ -52,14 +53,21 @@ class Tag(Task):
             tags |= set(self.settings.tag_names)
             has_prefix = any(map(_ENTITY_TAG.fullmatch, tags - {OUTSIDE}))
             self.has_plain_tags = not has_prefix and not tags <= _BARE_TAGS | {OUTSIDE}
+            if self.has_plain_tags:
+                _check_spelling(tags, source)
         return rows
 
     def _rows(self, source: LabelledInput) -> list[Example]:
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
         predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
         is_text = False
-        if predicts and kind in ("tsv", "txt"):
-            is_text = has_text_field or not _end_in_tags(first_lines(source), self.labels)
+        if predicts and kind in ("tsv", "txt", ""):
+            lines = first_lines(source)
+            is_text = has_text_field or not _end_in_tags(lines, self.labels)
+            if kind == "" and is_text and (has_text_field or _have_several_words(lines)):
+                remedy = "name it .txt if each line is a text, or pass --format conll if each line is a word"
+                raise InputError(f"'{source.location}' has an unknown file format", where=source.flag, remedy=remedy)
+            is_text &= kind != ""
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # "": CoNLL files have many suffixes, such as .train
             return read_conll(source, column, self.label_column)
         rows = read_rows(source, text_field)
@@ -74,6 +82,8 @@ class Tag(Task):
 
     def _split_words(self, text: str) -> list[str]:
         """Split a text as BERT does. Words keep characters that the tokenizer removes, such as joiners in Persian."""
+        if self.tokenizer.whole_words:
+            return text.split()
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
         normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
         words = PreTokenizedString(text)
@@ -266,6 +276,20 @@ def _split(line: str) -> list[str]:
     """Split a line at tabs if it has any, otherwise at blanks. A word such as 10 000 may have a no-break space."""
     text = line.strip(" \t\r")
     return [field for field in text.split("\t" if "\t" in text else " ") if field]
+
+
+def _check_spelling(tags: set[str], source: LabelledInput) -> None:
+    """Raise InputError for BIO tags in another spelling, such as `B_PER` or `b-per`."""
+    others = sorted(tag for tag in tags if tag.upper() != OUTSIDE)
+    has_outside = len(others) < len(tags)
+    if has_outside and others and all(map(_OTHER_SPELLING.fullmatch, others)):
+        what, where = f"the tag {others[0]!r} is not a BIO tag", f"{source.flag} {source.location}"
+        raise InputError(what, where=where, remedy="write O, B-KIND and I-KIND, with capital letters and a hyphen")
+
+
+def _have_several_words(lines: Sequence[str]) -> bool:
+    """Return whether most lines have more than one field."""
+    return 2 * sum(len(fields) > 1 for _, fields in _fields_of(lines)) > len(lines)
 
 
 def _end_in_tags(lines: Sequence[str], labels: Sequence[str]) -> bool:

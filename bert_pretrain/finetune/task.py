@@ -49,6 +49,8 @@ class Task(ABC):
         self.settings = settings
         self.tokenizer = tokenizer
         self.labels: list[str] = []  # classes or tags in the order of the outputs; empty for regression and `answer`
+        # A regression is trained on `(label - label_mean) / label_deviation`. The finished head predicts labels.
+        self.label_mean, self.label_deviation = 0.0, 1.0
         self.allows_no_answer = False
 
     @abstractmethod
@@ -105,8 +107,11 @@ class Task(ABC):
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that depend on the task."""
-        names = dict(enumerate(self.labels))
-        return {"id2label": names, "label2id": {name: number for number, name in names.items()}} if names else {}
+        config: dict[str, Any] = {"problem_type": None}  # of MODEL, which may have a head for another task
+        if self.labels:
+            names = dict(enumerate(self.labels))
+            config |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+        return config
 
     @abstractmethod
     def encode(self, examples: list[Example], split: str) -> list[Window]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import torch
 import transformers
@@ -40,6 +41,7 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     transformers.set_seed(settings.seed)
     changes = task.model_config()
     changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+    changes |= {"output_hidden_states": False, "output_attentions": False}
     model_class = getattr(transformers, task.model_class)
     if untrained:
         return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes), dtype=torch.float32)
@@ -53,14 +55,24 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
         raise DataError(what, where="MODEL", remedy=remedy) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
-    if labels and not new and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
+    has_head = "classifier.weight" not in new
+    if labels and has_head and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
         # The head has the right size but other labels, or another order of them.
         network.classifier.weight.data.normal_(std=network.config.initializer_range)
         network.classifier.bias.data.zero_()
-        new = {"classifier.weight", "classifier.bias"}
+        new |= {"classifier.weight", "classifier.bias"}
+    if settings.regression and has_head:
+        _rescale_head(network, 1.0 / task.label_deviation, -task.label_mean / task.label_deviation)
     if new:
         print(f"initialized with seed {settings.seed}: {', '.join(sorted(new))}")
     return network
+
+
+@torch.no_grad()
+def _rescale_head(network: Any, factor: float, shift: float) -> None:
+    """Change the head of a regression, whose output becomes `factor * output + shift`."""
+    network.classifier.weight.mul_(factor)
+    network.classifier.bias.mul_(factor).add_(shift)
 
 
 class FineTuner:
@@ -96,6 +108,8 @@ class FineTuner:
         trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
         report = {"learning_rate": rate, **({} if on_all_rows else report_of(trainer.state))}
+        if settings.regression:
+            _rescale_head(network, self.task.label_deviation, self.task.label_mean)
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
@@ -133,13 +147,17 @@ class FineTuner:
             data_collator=functools.partial(collate, pad_id=task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in windows],
             eval_dataset=[window.inputs for window in self.windows["validation"]],
-            compute_metrics=lambda evaluated: task.score(
-                self.examples["validation"], self._decode("validation", evaluated.predictions)
-            ),
+            compute_metrics=self._score_validation,
             callbacks=[_AverageCallback(), _ProgressCallback()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
+
+    def _score_validation(self, evaluated: transformers.EvalPrediction) -> dict[str, float]:
+        logits: Any = evaluated.predictions
+        if self.task.settings.regression:
+            logits = self.task.label_mean + self.task.label_deviation * logits.astype(np.float64)
+        return self.task.score(self.examples["validation"], self._decode("validation", logits))
 
     def predict(self, folder: Path, split: str) -> list[Any]:
         """Predict a split in fp32 with a model folder that `train` saved."""

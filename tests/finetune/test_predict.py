@@ -15,8 +15,11 @@ import transformers
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.predict import predict
+from bert_pretrain.finetune.run import finetune
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import peer_of, write_rows
+from tests.finetune.conftest import peer_of, questions, tagged_sentences, write_rows
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 TAGS = dict(enumerate(["O", "B-PER", "I-PER"]))
@@ -124,6 +127,12 @@ def test_files_of_tags_and_tables_of_texts_are_told_apart(folder_of, tagger, tmp
     ):
         (tmp_path / "a.txt").write_text(text)
         assert [line["tokens"] for line in run(model, tmp_path / "a.txt", tmp_path / "o.jsonl")] == words
+    (tmp_path / "a.md").write_text("anna was in berlin\nthe film is good\n")
+    (tmp_path / "b.train").write_text("anna B-PER\nis O\n")
+    assert run(tagger, tmp_path / "b.train", tmp_path / "o.jsonl")[0]["tokens"] == ["anna", "is"]
+    for name, changes in (("a.md", {}), ("b.train", {"text_field": "body"})):
+        with pytest.raises(InputError, match="unknown file format"):
+            run(tagger, tmp_path / name, tmp_path / "o.jsonl", changes=changes)
     (tmp_path / "a.tsv").write_text("id\tbody\nx1\tgood film\n")
     with pytest.raises(InputError, match="there is no column 'text'"):
         run(tagger, tmp_path / "a.tsv", tmp_path / "o.jsonl")
@@ -192,6 +201,41 @@ def test_rows_keep_their_columns_from_every_format_to_every_format(binary, tmp_p
     assert has_mark == (ending == "csv")  # Excel needs it to read non-ASCII text
     scores = [row["score"] for row in run(binary, tmp_path / "a.jsonl", tmp_path / "scores.jsonl")]
     assert [float(row["score"]) for row in lines] == scores
+
+
+def test_infinity_and_nan_are_null(binary, tmp_path) -> None:
+    table = pa.table({"text": ["good", "bad"], "x": [float("nan"), 1.5], "y": [[float("inf")], [2.0]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    lines = run(binary, tmp_path / "a.parquet", tmp_path / "o.jsonl")
+    assert [(line["x"], line["y"]) for line in lines] == [(None, [None]), (1.5, [2.0])]
+
+
+def test_settings_without_effect_are_errors(folder_of, binary, tagger, tmp_path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "good"}])
+    for model, name in (
+        (binary, "tokens_field"),
+        (tagger, "pair_field"),
+        (folder_of("QuestionAnswering"), "text_field"),
+    ):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} has no effect"):
+            run(model, source, tmp_path / "o.jsonl", changes={name: "text"})
+
+
+def test_models_with_a_head_for_another_task_are_fine_tuned(folder_of, tmp_path) -> None:
+    settings = Settings(batch_size=16, epochs=1)
+    for task, rows, num_labels in (("answer", questions(20, 1), 3), ("tag", tagged_sentences(20, 1), 1)):
+        model = folder_of("SequenceClassification", num_labels=num_labels, output_hidden_states=True)
+        source = write_rows(tmp_path / "a.jsonl", rows)
+        folder = finetune(task, model, train=source, output=tmp_path / task, device="cpu", settings=settings)
+        assert len(run(folder, source, tmp_path / "o.jsonl")) == 20
+
+
+def test_words_of_a_whole_word_vocabulary_are_split_at_white_space() -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "10.0.0.1", "GET"]
+    task = Tag(
+        Settings(), Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True, whole_words=True)
+    )
+    assert task._split_words("10.0.0.1 GET\t/a.html") == ["10.0.0.1", "GET", "/a.html"]
 
 
 def test_truncated_and_skipped_rows_are_counted_once(binary, tmp_path, capsys) -> None:

@@ -168,6 +168,9 @@ def test_a_model_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, c
     assert capsys.readouterr().out.splitlines()[-1] == f"WARNING: {warning}"
     assert warning.startswith("no sign of learning: accuracy 0.")
     assert "on the 100 test rows is no better than always '" in warning
+    call["test"] = write_rows(tmp_path / "one.jsonl", [row for row in reviews(50, 2) if row["label"] == "pos"])
+    finetune("classify", toy_model, **call, output=tmp_path / "p", device="cpu", settings=settings)
+    assert " test rows have only one class, so accuracy " in read_json(tmp_path / "p" / METRICS)["warning"]
 
 
 def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from seqeval.metrics import f1_score
 from sklearn import metrics as sklearn_metrics
@@ -83,7 +83,7 @@ def test_the_model_card_has_the_metrics_and_the_warning(classifier: dict[str, An
     assert report["warning"].startswith("not clearly better than words alone")
 
 
-def test_a_head_is_kept_for_the_same_labels_and_reinitialized_for_others(classifier, capsys) -> None:
+def test_a_head_is_kept_for_the_same_labels_and_reinitialized_for_others(classifier, tmp_path, capsys) -> None:
     tokenizer = Tokenizer.load(classifier["output"])
     saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
@@ -92,6 +92,13 @@ def test_a_head_is_kept_for_the_same_labels_and_reinitialized_for_others(classif
         network = open_network(classifier["output"], task, Settings(dropout=0.1))
         assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
+    saved = load_file(classifier["output"] / "model.safetensors")
+    for name in ("bert.pooler.dense.weight", "bert.pooler.dense.bias"):  # as in a tagger with as many tags
+        del saved[name]
+    folder = shutil.copytree(classifier["output"], tmp_path / "without pooler")
+    save_file(saved, folder / "model.safetensors", metadata={"format": "pt"})
+    open_network(folder, task, Settings())
+    assert "classifier.weight" in capsys.readouterr().out
 
 
 def test_the_same_command_is_up_to_date_and_another_is_an_error(classifier, toy_model, capsys) -> None:
@@ -119,7 +126,9 @@ def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, nam
 def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
     words = ["bad", "poor", "book", "fine", "good"]
     rows = [
-        {"a": f"the {words[a]}", "b": f"is {words[b]}", "score": float(a - b)} for b in range(5) for a in range(5)
+        {"a": f"the {words[a]}", "b": f"is {words[b]}", "score": 1000.0 + 50 * (a - b)}
+        for b in range(5)
+        for a in range(5)
     ] * 4
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
     source = write_rows(tmp_path / "pairs.jsonl", rows)
@@ -131,7 +140,12 @@ def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_
     assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, predictions))
     assert report["test"]["spearman"] > 0.8
     peer_of(output, "SequenceClassification")
-    assert predicted(output, source, "label") == pytest.approx(predictions, abs=1e-5)
+    assert report["test"]["mse"] < 0.5 * np.var(truth)  # labels may have any mean and scale
+    assert predicted(output, source, "label") == pytest.approx(predictions, rel=1e-6)
+    task = Classify(settings.resolve("classify", 32), Tokenizer.load(output))
+    task.label_mean, task.label_deviation = 200.0, 4.0
+    bias, saved = (open_network(output, task, settings).classifier.bias.item(), load_file(output / "model.safetensors"))
+    assert bias * 4.0 + 200.0 == pytest.approx(saved["classifier.bias"].item(), rel=1e-6)
 
 
 def test_tags_are_learned_in_sentences_longer_than_the_positions(toy_model: Path, tmp_path: Path) -> None:
