@@ -108,8 +108,8 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
     """Return the facts of the machine to plan for.
 
     The facts named by `machine` are used in a dry run, or if they have the device, cores and memory of this machine.
-    Otherwise the shipped facts of this card are used if they exist and `train.attention` is auto. In all other cases,
-    this machine is timed.
+    Otherwise the shipped facts of this card are used, if they exist and `train` leaves attention, precision and
+    compilation to the package. In all other cases, this machine is timed.
     """
     device = timing.device_of(train.device)
     if machine is not None:
@@ -118,12 +118,12 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
         if dry_run or is_same:
             return facts
         print(f"{facts.name} is not this machine: the facts of this machine are used")
-    shipped = shipped_facts(device.name, device.memory_bytes, device.cores) if train.attention == "auto" else None
-    if shipped is not None:
+    has_defaults = (train.attention, train.precision, train.compile) == ("auto", "auto", "auto")
+    if has_defaults and (shipped := shipped_facts(device.name, device.memory_bytes, device.cores)) is not None:
         return shipped
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[device.type] * seconds)
     latest_start = LATEST_START_SHARE[device.type] * seconds
-    return timing.measure_machine(allowed, vocab_size_for(text), train.device, train.attention, latest_start)
+    return timing.measure_machine(allowed, vocab_size_for(text), train, latest_start)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:

@@ -42,9 +42,7 @@ MIN_TIMED = 3  # networks whose timing may take longer than planned, see `measur
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
 
 
-def measure_machine(
-    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto", latest_start: float = 0.0
-) -> MachineFacts:
+def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_start: float = 0.0) -> MachineFacts:
     """Time training steps of the networks in `SIZES`, the smallest first, and extrapolate the others.
 
     Args:
@@ -52,17 +50,18 @@ def measure_machine(
             `MIN_TIMED` networks in total, may exceed the limit if they start early enough. On a GPU the start of the
             compiler, about 20 s, does not count.
         vocab_size: size of the vocabulary in the timed steps.
-        device_setting, attention: as `train.device` and `train.attention`.
+        train: the device, the precision, the attention and the compilation of the steps.
         latest_start: seconds from the first timing until which a network may start that exceeds the limit.
 
     Raises:
         MicroBatchTooLarge, torch.OutOfMemoryError: the smallest network does not fit into memory.
     """
-    device = hardware.choose_device(device_setting)
+    device = hardware.choose_device(train.device)
     hardware.configure_cpu(device)  # as in training
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.compile(torch.neg)(torch.zeros(8, device=device))
+        if _setup(SIZES[0].model_config(LENGTH), LENGTH, device, train, is_timed=False).compiled:
+            torch.compile(torch.neg)(torch.zeros(8, device=device))  # starts the compiler
     outputs = num_outputs(device.type, vocab_size)
     begin, took = time.perf_counter(), 0.0
     speeds: list[Speed] = []
@@ -80,7 +79,7 @@ def measure_machine(
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):
                 break
             try:
-                speeds.append(_measure_speed(size, vocab_size, device, attention))
+                speeds.append(_measure_speed(size, vocab_size, device, train))
             except (MicroBatchTooLarge, torch.OutOfMemoryError):
                 if not speeds:
                     raise
@@ -131,12 +130,13 @@ def _memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: str) -> Speed:
+def _measure_speed(size: Size, vocab_size: int, device: torch.device, train: TrainConfig) -> Speed:
     """Time steps with a few batch sizes; with only one batch size, also the optimizer update alone."""
-    dtype = hardware.choose_precision("auto", device).dtype
-    config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
-    attention = _choose_attention(setting, shape, LENGTH, device, dtype, is_timed=True)
-    compiled, _ = hardware.choose_compile("auto", device, attention)
+    if device.type == "cuda":
+        gc.collect()  # a compiled network is part of a reference cycle
+        torch.cuda.empty_cache()
+    config, shape = train.model_copy(update={"optimizer": "muon"}), size.model_config(LENGTH)
+    attention, dtype, compiled = _setup(shape, LENGTH, device, train, is_timed=True)
     network, optimizers = _make_network(shape, config, vocab_size, attention, device, compiled=compiled)
     model, sums, keep = network.model, StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
     timed: list[tuple[float, float]] = []
@@ -162,13 +162,22 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     return speed_of(size, timed, update_time, has_launches=device.type == "cuda")
 
 
-def _choose_attention(
-    setting: str, model: ModelConfig, length: int, device: torch.device, dtype: torch.dtype, *, is_timed: bool
-) -> str:
-    return choose_attention(
-        setting, device, dtype, hidden_size=model.hidden_size, num_heads=model.num_attention_heads,
+class _Setup(NamedTuple):
+    """How a network is trained on a device."""
+
+    attention: str
+    dtype: torch.dtype
+    compiled: bool
+
+
+def _setup(model: ModelConfig, length: int, device: torch.device, train: TrainConfig, *, is_timed: bool) -> _Setup:
+    """Choose attention, precision and compilation as training does. `is_timed` allows it to time kernels."""
+    dtype = hardware.choose_precision(train.precision, device).dtype
+    attention, _ = choose_attention(
+        train.attention, device, dtype, hidden_size=model.hidden_size, num_heads=model.num_attention_heads,
         dropout_rate=model.attention_probs_dropout_prob, longest=length, is_timed=is_timed,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return _Setup(attention, dtype, hardware.choose_compile(train.compile, device, attention)[0])
 
 
 def _make_network(
@@ -194,17 +203,16 @@ def compile_ahead(config: Config) -> Iterator[None]:
     if device.type != "cuda":
         return
     torch.cuda.set_device(device)
+    if not hardware.choose_compile(train.compile, device, train.attention)[0]:
+        return
     from torch._inductor.async_compile import AsyncCompile  # slow to import
 
     AsyncCompile.wakeup()  # starts its processes while this one imports the rest
     yield
-    dtype = hardware.choose_precision(train.precision, device).dtype
     # The kernels are not timed, because the work on the data would distort the times.
-    attention = _choose_attention(
-        train.attention, config.model, config.data.max_seq_length, device, dtype, is_timed=False
-    )
+    attention, dtype, compiled = _setup(config.model, config.data.max_seq_length, device, train, is_timed=False)
     yield
-    if not hardware.choose_compile(train.compile, device, attention)[0]:
+    if not compiled:
         return
     try:
         with torch.random.fork_rng(devices=[device]):

@@ -60,7 +60,7 @@ class StepGraphs:
     micro-batches, if there are already `MAX_GRAPHS` shapes, or after a failed capture or a wrong result.
     """
 
-    has_failed: ClassVar[bool] = False  # if True, no step of this process uses a graph
+    has_failed: ClassVar[bool] = False  # if True, for another reason than memory, no step of this process uses a graph
 
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers) -> None:
         self._model, self._optimizers = model, optimizers
@@ -134,8 +134,12 @@ class StepGraphs:
                     for tensors, old in zip(changed, before, strict=True):
                         torch._foreach_copy_(tensors, old)
         except Exception as error:  # the state is restored, so the step can run without a graph
-            cause = error.__cause__ or error.__context__ or error
-            self._give_up(f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
+            if _is_out_of_memory(error):  # another network may have graphs
+                print("steps are not captured as CUDA graphs: out of memory")
+                self.drop()
+            else:
+                cause = error.__cause__ or error.__context__ or error
+                self._give_up(f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
             return None
         finally:
             self._zero_grad()  # the gradients are in the graph's memory
@@ -211,3 +215,10 @@ class StepGraphs:
         self._trials = []
         self._is_dropped = True
         return had_graphs
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is that the memory of the device is used up."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -62,6 +62,14 @@ class DistContext:
             dist.all_reduce(tensor)
         return tensor
 
+    def minimum(self, number: int) -> int:
+        """Return the smallest of the numbers that the ranks pass."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor(number)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return int(tensor)
+
     @contextlib.contextmanager
     def only_main_prints(self) -> Iterator[None]:
         """Silence the standard output of all ranks but the first."""

@@ -1,10 +1,14 @@
 """Choose the device, the precision, compilation and the size of micro-batches."""
 
 import ctypes
+import importlib.util
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +57,21 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
             where="train.device, or --device",
             remedy="set it to auto or cpu, or run on a machine with this device",
         )
+    if device.type == "cuda":
+        _check_kernels(device)
     return device
+
+
+def _check_kernels(device: torch.device) -> None:
+    """Raise ConfigError if the installed torch has no kernels for a card."""
+    try:
+        torch.zeros(1, device=device).add_(1)
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        what = f"torch {torch.__version__} does not support the card {torch.cuda.get_device_name(device)}"
+        remedy = "set it to cpu, or install a build of torch for older cards (see pytorch.org)"
+        raise ConfigError(what, where="train.device, or --device", remedy=remedy) from error
 
 
 def describe_device(device: torch.device) -> str:
@@ -109,7 +127,21 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
         return False, "only useful on CUDA"
     if attention == "padded":
         return False, "attention pads to the longest sequence, so shapes differ between batches"
+    if missing := _missing_for_triton():
+        return False, f"Triton needs {missing}"
     return True, "shapes are nearly the same in every batch"
+
+
+def _missing_for_triton() -> str:
+    """Return what this machine lacks to compile with Triton, or "" if nothing is missing."""
+    if importlib.util.find_spec("triton") is None:
+        return "its package"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "a C compiler"
+    # Debian's `posix_local` has no headers; Triton makes the same exception.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    has_headers = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h").is_file()
+    return "" if has_headers else "Python.h (package python3-dev)"
 
 
 def compile_layers(

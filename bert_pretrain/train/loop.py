@@ -48,11 +48,14 @@ def fit(
     """
     config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
+    # The first step may compile. The second may capture a CUDA graph; with several ranks, it learns how long the first
+    # one took.
+    num_slow_steps = 2 if graphs is not None or run.dist_context.size > 1 else 1
     state.network.train()
     start_seconds = progress.longest_seconds.get(INITIAL_WEIGHTS, 0.0)
     with (
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
-        contextlib.closing(Clock(progress, run.dist_context)) as clock,
+        contextlib.closing(Clock(progress, run.dist_context, num_slow_steps)) as clock,
         SignalRequests() as signals,
         _fork_rng(run.device),
     ):
@@ -79,7 +82,7 @@ def fit(
                 continue
             state.count(batch)
             before, now = now, clock.status(signals.take())
-            if evaluate_first and clock.is_first_step:
+            if evaluate_first and clock.slow_steps_left:
                 progress.warmup_start = now.seconds
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
@@ -87,7 +90,7 @@ def fit(
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
             eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve - start_seconds)
-            if log_due or eval_due or save_due or clock.is_first_step:
+            if log_due or eval_due or save_due or clock.slow_steps_left:
                 _synchronize(run.device)  # so that the time of evaluating and saving does not include training
             clock.add_step(state, batch, time.perf_counter() - begin, batches.last_wait_seconds)
             log.advance(progress)
@@ -146,7 +149,8 @@ def _evaluate(
     if metrics is not None:
         log.validation(step, metrics)
         seconds = time.perf_counter() - begin  # scaled to all examples, which the last evaluation uses
-        clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
+        # With decay, because the first evaluation on a GPU loads kernels.
+        clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"], decay=0.5)
 
 
 def _evaluate_if_missing(
@@ -261,8 +265,8 @@ class StepStatus(NamedTuple):
 class Clock:
     """Measures the time of a run. Ranks agree on their maximum without waiting for one another."""
 
-    def __init__(self, progress: Progress, dist_context: DistContext) -> None:
-        self.is_first_step = True
+    def __init__(self, progress: Progress, dist_context: DistContext, num_slow_steps: int = 1) -> None:
+        self.slow_steps_left = num_slow_steps
         self._progress, self._dist_context = progress, dist_context
         self._start = time.perf_counter() - progress.wall_seconds
         self._sent: tuple[Any, Tensor] | None = None
@@ -291,13 +295,13 @@ class Clock:
         return StepStatus(int(agreed[0]), float(agreed[1]), float(agreed[2]))
 
     def add_step(self, state: TrainState, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
-        """Add the time of a step. The first step chooses or compiles kernels, so it counts only for the total."""
+        """Add the time of a step. The slow steps at the start count only for the total."""
         self._progress.elapsed_seconds += seconds
-        if not self.is_first_step:
+        if not self.slow_steps_left:
             state.count_time(batch, seconds, waited_seconds)
             # With decay, because recent steps predict the last step better than the slowest step of the run.
             self.reserve("step", seconds, decay=0.9)
-        self.is_first_step = False
+        self.slow_steps_left = max(0, self.slow_steps_left - 1)
 
     def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
         """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""

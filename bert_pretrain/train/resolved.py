@@ -149,7 +149,7 @@ def resolve_run(
     return ResolvedRun(
         config, data, tokenizer, output, init_from, teacher, length, device, precision, attention, attention_reason,
         compiled, compiled_reason, dist_context, model.num_parameters,
-        dist_context.run_on_main(lambda: tokens), identity, extension, carried,
+        dist_context.minimum(tokens), identity, extension, carried,
     )  # fmt: skip
 
 

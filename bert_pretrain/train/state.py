@@ -24,7 +24,7 @@ class Progress:
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
     wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
-    warmup_start: float = 0.0  # `wall_seconds` after the first evaluation and the first step, which may be slow
+    warmup_start: float = 0.0  # `wall_seconds` after the first evaluation and the slow steps at the start
     longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves their sum
 
 
@@ -32,7 +32,7 @@ class Progress:
 class IntervalCounts:
     """Counts kept on the host since the last log line.
 
-    `timed_` fields and `waited_seconds` exclude the first step after a start, which chooses or compiles kernels.
+    `timed_` fields and `waited_seconds` exclude the slow steps after a start, see `loop.fit`.
     """
 
     steps: int = 0

@@ -79,6 +79,7 @@ def test_machine_file_replaces_timing_if_its_memory_is_within_10_percent(
         ("NVIDIA H200", {}, False),
         ("NVIDIA H200", {"machine": "h200"}, False),  # of another number of cores
         ("NVIDIA H200", {"settings": ["train.attention=padded"]}, True),
+        ("NVIDIA H200", {"settings": ["train.precision=fp32"]}, True),
         ("NVIDIA H100 80GB HBM3", {}, True),
     ],
 )

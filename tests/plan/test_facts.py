@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.config import DataConfig
+from bert_pretrain.config import DataConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import (
@@ -115,7 +115,7 @@ def test_large_file_of_one_document_counts_as_one_document(tmp_path: Path) -> No
 
 
 def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extrapolated() -> None:
-    facts = measure_machine(0.0, 5000, "cpu")
+    facts = measure_machine(0.0, 5000, TrainConfig(device="cpu"))
     assert [speed.size for speed in facts.speeds] == list(SIZES)
     assert [speed.size for speed in facts.speeds if speed.is_timed] == [SIZES[0]]
     smallest = facts.speed(SIZES[0])
@@ -140,7 +140,7 @@ def test_networks_that_start_before_latest_start_may_exceed_the_time(
 
     monkeypatch.setattr(timing, "_measure_speed", measured)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    facts = measure_machine(0.5, 5000, "cpu", "auto", latest_start)
+    facts = measure_machine(0.5, 5000, TrainConfig(device="cpu"), latest_start)
     assert [speed.is_timed for speed in facts.speeds] == [True] * number + [False] * (len(SIZES) - number)
 
 

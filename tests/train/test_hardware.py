@@ -51,9 +51,21 @@ def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(hardware, "_check_kernels", lambda _: None)
     assert hardware.choose_device("cuda", local_rank=2) == torch.device("cuda", expected)
     with pytest.raises(ConfigError, match="this machine has"):
         hardware.choose_device("cuda:99")
+
+
+def test_a_card_that_torch_does_not_support_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla P100")
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(ConfigError, match="does not support the card Tesla P100"):
+        hardware.choose_device("cuda:0")
 
 
 def page_faults(owns_process: bool) -> int:
@@ -124,7 +136,10 @@ def test_peak_flops_by_card_name(monkeypatch, name: str, teraflops: float | None
 def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_compiler_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert hardware.choose_compile("auto", CUDA, "varlen")[0]
+    for missing in ("", "a C compiler"):
+        monkeypatch.setattr(hardware, "_missing_for_triton", lambda missing=missing: missing)
+        compiled, reason = hardware.choose_compile("auto", CUDA, "varlen")
+        assert (compiled, missing in reason) == (not missing, True)
     assert not hardware.choose_compile("auto", CUDA, "padded")[0]
     assert not hardware.choose_compile("auto", CPU, "padded")[0]
     for version, is_refused in (("2.11.0+cu130", True), ("2.13.0+cpu", False), ("2.14.1", False)):
@@ -137,6 +152,21 @@ def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_com
         with settings.patch(recompile_limit=7, optimize_ddp=True):
             hardware.compile_layers(make_model(tiny()))
             assert (settings.recompile_limit, settings.optimize_ddp) == expected
+
+
+def test_compiling_needs_triton_a_c_compiler_and_the_headers_of_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(hardware.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    assert hardware._missing_for_triton() == "Python.h (package python3-dev)"
+    (tmp_path / "Python.h").touch()
+    assert hardware._missing_for_triton() == ""
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(hardware.shutil, "which", lambda _: None)
+    assert hardware._missing_for_triton() == "a C compiler"
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: None)
+    assert hardware._missing_for_triton() == "its package"
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="rejected by choose_compile")

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,8 +167,11 @@ def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(
     assert rates[0] < 0.1 * max(rates)
 
 
-def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_first_step(fit, monkeypatch) -> None:
-    evaluated, first_step = [], []
+@pytest.mark.parametrize("num_slow_steps", [1, 2])
+def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_slow_steps(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, num_slow_steps: int
+) -> None:
+    evaluated, steps = [], []
 
     def evaluate(*arguments: object, **options: object) -> object:
         if not evaluated:
@@ -175,18 +179,22 @@ def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_firs
         evaluated.append(1)
         return evaluate_batches(*arguments, **options)  # type: ignore[arg-type]
 
-    def step(*arguments: object, **options: object) -> None:
-        if not first_step:
+    def step(*arguments: object, **options: Any) -> None:
+        if len(steps) < num_slow_steps:
             time.sleep(1.5)
-        first_step.append(1)
-        train_step(*arguments, **options)  # type: ignore[arg-type]
+        steps.append(1)
+        train_step(*arguments, **{**options, "graphs": None})  # type: ignore[arg-type]
+
+    if num_slow_steps == 2:  # as if the second step captured a graph
+        monkeypatch.setattr("bert_pretrain.train.loop._step_graphs", lambda *_: object())
 
     monkeypatch.setattr("bert_pretrain.train.run.evaluate_batches", evaluate)
     monkeypatch.setattr("bert_pretrain.train.loop.train_step", step)
     run = fit(max_steps=None, time_budget=8, warmup_ratio=0.2, log_every=1)
     rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
-    assert max(rates[:3]) < 0.2 * max(rates)
-    assert json.loads((run / "manifest.json").read_text())["progress"]["warmup_start"] > 3.0
+    assert max(rates[: num_slow_steps + 2]) < 0.2 * max(rates)
+    warmup_start = json.loads((run / "manifest.json").read_text())["progress"]["warmup_start"]
+    assert warmup_start > 1.5 * (1 + num_slow_steps)
 
 
 def test_starts_from_cooccurrences_are_bit_equal(fit: Fit) -> None:
