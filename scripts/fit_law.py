@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,19 +40,19 @@ def batch_of(row: Row) -> int:
     return 1 << round(math.log2(row["tokens"] / row["steps"]))
 
 
-def counted(row: Row) -> float:
+def effective_tokens(row: Row) -> float:
     """Return the million tokens of a run, where repeated text counts less. Runs without `epochs` repeat no text."""
-    return law.counted(row["tokens"] / 1e6, row.get("epochs", 1.0))
+    return law.effective_tokens(row["tokens"] / 1e6, row.get("epochs", 1.0))
 
 
 def start_of(row: Row) -> float:
     """Return the million tokens that the initial weights of a run are worth."""
-    return law.worth_of_start(counted(row)) if row.get("init") == "cooccurrences" else 0.0
+    return law.worth_of_start(effective_tokens(row)) if row.get("init") == "cooccurrences" else 0.0
 
 
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss that a curve predicts for a run."""
-    weights, tokens = size_of(row).weights / 1e6, counted(row)
+    weights, tokens = size_of(row).weights / 1e6, effective_tokens(row)
     loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"], start=start_of(row))
     return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
@@ -104,7 +103,8 @@ def half_life(rows: Sequence[Row], curve: Curve) -> float:
 def nsp_curve(rows: Sequence[Row]) -> dict[str, float]:
     """Return the middle of the next-sentence curve of each language, in million tokens, and the power of both."""
     measured = [row for row in rows if row["nsp_accuracy"] is not None]
-    tokens, accuracies = (np.array([value(row) for row in measured]) for value in (counted, itemgetter("nsp_accuracy")))
+    tokens = np.array([effective_tokens(row) for row in measured])
+    accuracies = np.array([row["nsp_accuracy"] for row in measured])
     is_chinese = np.array([row["language"] == "zh" for row in measured])
 
     def differences(parameters: np.ndarray) -> np.ndarray:

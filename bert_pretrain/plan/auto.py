@@ -16,14 +16,14 @@ from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
-from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan, vocab_size_for
+from bert_pretrain.plan.planner import MIN_SECONDS, RunPlan, plan_run, vocab_size_for
 from bert_pretrain.report.curves import TASKS, pair_task_names, read_metrics
 from bert_pretrain.train.schedule import duration
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
-# The first `MIN_TIMED` networks may exceed CALIBRATION_SHARE if their timing starts within this share of the time.
+# The first `MIN_TIMED_NETWORKS` may exceed CALIBRATION_SHARE if their timing starts within this share of the time.
 LATEST_START_SHARE = {"cpu": 0.0, "cuda": 0.2}
 Ranges = TypeAdapter(dict[str, tuple[float, float]])  # `forecast.json`: ranges of held-out metrics by name
 
@@ -94,7 +94,7 @@ def _write_new_plan(path: Path, asked: Config, machine: str | None, *, dry_run: 
     with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
         text_facts = measure_text(asked.inputs, asked.data)  # a dry run prints only the plan, which is YAML
     facts = _facts(machine, text_facts, asked.time, asked.train, dry_run=dry_run)
-    plan = make_plan(asked.inputs, text_facts, facts, asked.time)
+    plan = plan_run(asked.inputs, text_facts, facts, asked.time)
     print(text := describe(plan, facts))
     if dry_run:
         print(f"# The machine: {facts.model_dump_json()}")
@@ -126,7 +126,7 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
     return timing.measure_machine(allowed, vocab_size_for(text), train, latest_start)
 
 
-def expected(plan: Plan) -> dict[str, tuple[float, float]]:
+def expected(plan: RunPlan) -> dict[str, tuple[float, float]]:
     """Return the forecast of a plan, rounded as printed: ranges of nats per masked token and of accuracy."""
     forecast = plan.training.forecast
     ranges = {"mlm_loss": forecast.mlm_loss}
@@ -135,7 +135,7 @@ def expected(plan: Plan) -> dict[str, tuple[float, float]]:
     return {name: (round(low, 2), round(high, 2)) for name, (low, high) in ranges.items()}
 
 
-def describe(plan: Plan, machine: MachineFacts) -> str:
+def describe(plan: RunPlan, machine: MachineFacts) -> str:
     """Return the plan as YAML with the forecast and the reasons as comments."""
     text, ranges, pairs = plan.text, expected(plan), ""
     timed = sum(speed.is_timed for speed in machine.speeds)

@@ -107,7 +107,7 @@ def forecast(
 ) -> Forecast:  # fmt: skip
     """Return the forecast after `tokens` million tokens in `epochs` epochs, with batches of `batch_tokens` tokens."""
     language = "zh" if is_chinese else "en"
-    curve, new_tokens = CURVES[language], counted(tokens, epochs)
+    curve, new_tokens = CURVES[language], effective_tokens(tokens, epochs)
     start = worth_of_start(new_tokens) if from_cooccurrences else 0.0
     loss = curve.loss(size.weights / 1e6, new_tokens, 1e6 * tokens / batch_tokens, batch_tokens, start=start)
     use = expected_use(loss, VOCAB_SIZE, language)
@@ -124,7 +124,7 @@ def worth_of_start(tokens: float) -> float:
     return min(START_SHARE * tokens, MAX_START)
 
 
-def counted(tokens: float, epochs: float) -> float:
+def effective_tokens(tokens: float, epochs: float) -> float:
     """Return the number of unique tokens that are worth as much as `tokens` in `epochs` epochs over the same text."""
     if epochs <= 1.0:
         return tokens

@@ -77,7 +77,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A configuration with reasons and a forecast."""
 
     inputs: tuple[str, ...]
@@ -94,7 +94,7 @@ class Plan:
         return load_config(None, (), {"inputs": ("plan", self.inputs), "time": ("plan", self.seconds), **flags})
 
 
-def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
+def plan_run(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> RunPlan:
     """Return the plan for `seconds` (at least `MIN_SECONDS`) from the start of the command to the finished model."""
     fraction = affordable = _affordable_fraction(text, machine, seconds)
     for _ in range(2):  # the vocabulary size, and so the speed, depends on the fraction of the text
@@ -114,7 +114,7 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
     if run_seconds < seconds:
         enough = f"enough to see the text {best.epochs:,.0f} times; more passes help little"
         why_seconds = f"of {duration_text(float(seconds))}: {enough}"
-    return Plan(inputs, text, run_seconds, why_seconds, choices, best)
+    return RunPlan(inputs, text, run_seconds, why_seconds, choices, best)
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
@@ -167,7 +167,7 @@ def _best_training(
     considered = [
         one
         for one in trainings
-        if law.min_tokens_per_weight(one.size) * one.size.weights <= 1e6 * law.counted(one.tokens, one.epochs)
+        if law.min_tokens_per_weight(one.size) * one.size.weights <= 1e6 * law.effective_tokens(one.tokens, one.epochs)
         and one.size.weights <= max_weights
     ] or trainings[:1]
     best = considered[0]

@@ -38,7 +38,7 @@ LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies t
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 MIN_TIMED_STEPS = 3
 MIN_TIMED_SECONDS = {"cpu": 1.0, "cuda": 0.0}  # of all timed steps: the speed of a shared CPU varies within a second
-MIN_TIMED = 3  # networks whose timing may take longer than planned, see `measure_machine`
+MIN_TIMED_NETWORKS = 3  # networks whose timing may take longer than planned, see `measure_machine`
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
 
 
@@ -47,7 +47,7 @@ def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_
 
     Args:
         seconds: approximate limit for all timings. The smallest network is always timed. The next ones, up to
-            `MIN_TIMED` networks in total, may exceed the limit if they start early enough. On a GPU the start of the
+            `MIN_TIMED_NETWORKS` in total, may exceed the limit if they start early enough. On a GPU the start of the
             compiler, about 20 s, does not count.
         vocab_size: size of the vocabulary in the timed steps.
         train: the device, the precision, the attention and the compilation of the steps.
@@ -73,7 +73,7 @@ def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_
                 flops, previous = (one.flops_per_token(outputs, LENGTH) for one in (size, speeds[-1].size))
                 growth = 1.0 if device.type == "cuda" else max(1.0, flops / previous)
                 spent = started - begin
-                can_wait = len(speeds) < MIN_TIMED and spent < latest_start
+                can_wait = len(speeds) < MIN_TIMED_NETWORKS and spent < latest_start
                 if took * growth > seconds - spent and not can_wait:
                     break
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):

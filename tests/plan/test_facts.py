@@ -22,7 +22,7 @@ from bert_pretrain.plan.facts import (
     read_machine,
     shipped_facts,
 )
-from bert_pretrain.plan.timing import MIN_TIMED, extrapolated, measure_machine, speed_of
+from bert_pretrain.plan.timing import MIN_TIMED_NETWORKS, extrapolated, measure_machine, speed_of
 from bert_pretrain.text import documents
 
 
@@ -128,7 +128,7 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
     assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(share * smallest.update_seconds)
 
 
-@pytest.mark.parametrize(("latest_start", "number"), [(0.0, 1), (1.5, 2), (1000.0, MIN_TIMED)])
+@pytest.mark.parametrize(("latest_start", "number"), [(0.0, 1), (1.5, 2), (1000.0, MIN_TIMED_NETWORKS)])
 def test_networks_that_start_before_latest_start_may_exceed_the_time(
     monkeypatch: pytest.MonkeyPatch, latest_start: float, number: int
 ) -> None:

@@ -9,7 +9,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Speed, TextFacts
-from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
+from bert_pretrain.plan.planner import MIN_SECONDS, RunPlan, plan_run
 from bert_pretrain.report.diagnosis import too_large
 
 ENGLISH = TextFacts(
@@ -29,8 +29,8 @@ def english(megabytes: float, **more: Any) -> TextFacts:
     return replace(ENGLISH, **{"num_bytes": 1e6 * megabytes, "documents": 100 * megabytes, **more})
 
 
-def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> Plan:
-    return make_plan(("corpus.txt",), text, machine(flops), seconds)
+def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> RunPlan:
+    return plan_run(("corpus.txt",), text, machine(flops), seconds)
 
 
 def test_the_same_facts_give_the_same_plan_and_every_choice_has_a_reason() -> None:

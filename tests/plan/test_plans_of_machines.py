@@ -7,7 +7,7 @@ import pytest
 from bert_pretrain.config import duration_text
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MachineFacts, Size, TextFacts, read_machine
-from bert_pretrain.plan.planner import FAST_SHARE, Plan, Training, make_plan
+from bert_pretrain.plan.planner import FAST_SHARE, RunPlan, Training, plan_run
 from bert_pretrain.train.flops import PEAK_BF16_FLOPS
 
 DOCS = Path(__file__).parents[2] / "docs" / "auto.md"
@@ -46,7 +46,7 @@ def mfu(facts: MachineFacts, best: Training) -> float | None:
 def row(name: str, text: TextFacts, seconds: float) -> str:
     """The row of the docs' table."""
     facts = read_machine(name)
-    made = make_plan(("corpus",), text, facts, seconds)
+    made = plan_run(("corpus",), text, facts, seconds)
     train, best = made.config.train, made.training
     low, high = best.forecast.mlm_loss
     utilisation = mfu(facts, best)
@@ -63,7 +63,7 @@ def row(name: str, text: TextFacts, seconds: float) -> str:
 @pytest.mark.parametrize(("name", "text", "seconds", "sizes"), PLANS)
 def test_plans_are_those_of_the_docs(name: str, text: TextFacts, seconds: float, sizes: set[Size]) -> None:
     facts = read_machine(name)
-    made = make_plan(("corpus",), text, facts, seconds)
+    made = plan_run(("corpus",), text, facts, seconds)
     assert row(name, text, seconds) in DOCS.read_text(encoding="utf-8").splitlines()
     assert made.training.size in sizes
     assert share_of_best(facts, made.training) >= FAST_SHARE
@@ -72,7 +72,7 @@ def test_plans_are_those_of_the_docs(name: str, text: TextFacts, seconds: float,
 
 def test_a_card_of_4_gb_or_without_bf16_has_a_plan_that_fits() -> None:
     facts = read_machine("t4").model_copy(update={"memory_bytes": 4 * 10**9})
-    made: Plan = make_plan(("corpus",), SIXTEEN_GB, facts, 4 * DAY)
+    made: RunPlan = plan_run(("corpus",), SIXTEEN_GB, facts, 4 * DAY)
     assert BYTES_PER_WEIGHT * made.training.size.weights < 4e9
     assert made.config.train.precision == "auto"  # fp16 on a T4
     assert made.config.train.micro_batch_tokens == "auto"
