@@ -15,7 +15,7 @@ from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.cores import num_ranks
+from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
@@ -108,21 +108,30 @@ def run_pipeline(
 class BackgroundCompiler:
     """While this context is open, a thread compiles the training step, if there is an NVIDIA driver.
 
-    Errors are ignored: training raises them again.
+    Errors are ignored: training raises them again. After an error of the work in the context, a command ends without
+    waiting for the thread, see `is_compiling`.
     """
+
+    _THREAD_NAME = "compile ahead"
 
     def __init__(self, config: Config) -> None:
         self._config, self._is_closed = config, False
-        self._thread = threading.Thread(target=self._compile, name="compile ahead", daemon=True)
+        self._thread = threading.Thread(target=self._compile, name=self._THREAD_NAME, daemon=True)
 
     def __enter__(self) -> Self:
         if self._config.train.device != "cpu" and NVIDIA_DRIVER.exists():
             self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._is_closed = True
-        self.wait()
+        if kind is None or not cores.owns_process:
+            self.wait()
+
+    @classmethod
+    def is_compiling(cls) -> bool:
+        """Return whether a thread compiles, so that the interpreter may crash if it ends."""
+        return any(thread.name == cls._THREAD_NAME for thread in threading.enumerate())
 
     def wait(self) -> None:
         """Wait for the thread. After the end of the context, the thread stops after its current part."""
@@ -218,7 +227,7 @@ def _last_checkpoint(run: Path) -> Path:
 
 def _check(config: Config) -> None:
     """Raise ConfigError for a configuration that cannot run here."""
-    if num_ranks() > 1:
+    if cores.num_ranks() > 1:
         what = "torchrun starts several processes, but the stages before training need a single one"
         remedy = "run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
         remedy += "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md"

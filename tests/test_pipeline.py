@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -223,3 +224,19 @@ def test_compiling_ahead_stops_between_parts_and_ignores_errors(tmp_path: Path, 
         ahead._is_closed = True  # as on leaving the context, but before the thread goes on
         go_on.set()
     assert parts == ["first", "second", "first"]
+
+
+def test_an_error_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    code = """
+import pathlib, sys, time
+from bert_pretrain import cli, pipeline
+from bert_pretrain.plan import timing
+timing.compile_ahead = lambda _: (time.sleep(100) for _ in [0])
+pipeline.NVIDIA_DRIVER = pathlib.Path("/")
+sys.argv = ["", "run", "tiny", "empty.txt", "--output", "o", "--set", "train.device=auto"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "the file is empty" in done.stderr

@@ -79,9 +79,13 @@ def main() -> None:
         code = 1
     if not flush_output():
         code = code or 1
+    number = code if isinstance(code, int) else int(code is not None)
     distributed = sys.modules.get("bert_pretrain.train.distributed")
     if distributed is not None:
-        distributed.shut_down(code if isinstance(code, int) else int(code is not None))
+        distributed.shut_down(number)
+    pipeline = sys.modules.get("bert_pretrain.pipeline")
+    if pipeline is not None and pipeline.BackgroundCompiler.is_compiling():
+        os._exit(number)
     sys.exit(code)
 
 
