@@ -12,5 +12,7 @@ class AbsoluteLinks(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
-        text = re.sub(r"\]\((?!\w+:|#)", f"]({metadata['urls']['Repository']}/blob/main/", text)
+        url = metadata["urls"]["Repository"]
+        text = re.sub(r"(!\[[^\]]*\]\()(?!\w+:|#)", rf"\1{url}/raw/main/", text)  # images
+        text = re.sub(r"\]\((?!\w+:|#)", f"]({url}/blob/main/", text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -76,7 +76,7 @@ def build_data(
     from bert_pretrain.model.hub import model_folder
 
     if options.get("store") is not None:
-        options["store"] = Path(options["store"])
+        options["store"] = local_path(options["store"], "store")
     loaded, folder = _config(config, data=data), model_folder(local_path(vocab, "--vocab"), "--vocab")
     return make_data(loaded, _inputs(inputs), folder, local_path(output, "output"), **options)
 

@@ -254,7 +254,7 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     if (run / MANIFEST).exists():  # finished, so its length must not change
         finished = read_manifest(run, "run", "--output")["config"]["train"]
         return _with_length(config, **{name: finished[name] for name in LENGTHS})
-    latest = newest_checkpoint(run / "checkpoints")
+    latest = newest_checkpoint(run / "checkpoints", changes=False)  # `train` repairs the folder under its lock
     left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
     if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
         what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
@@ -272,14 +272,14 @@ def with_one_schedule(configs: Sequence[Config], folders: Sequence[Path]) -> lis
     """Return the configurations of all phases with one learning rate schedule, and with steps counted across phases."""
     from bert_pretrain.train.schedule import run_length
 
+    if len(configs) == 1:
+        return list(configs)
     lengths = (
         run_length(config.train, DataFolder.open(folder).rows("train")).steps
         for config, folder in zip(configs, folders, strict=True)
     )
     phase_steps = [steps for steps in lengths if steps is not None]
     if len(phase_steps) < len(configs):
-        if len(configs) == 1:
-            return list(configs)
         what = "phases share one schedule, which is counted in steps, but one of them has a time budget"
         remedy = "give every phase max_steps or max_epochs, or train without phases"
         raise ConfigError(what, where="train.time_budget", remedy=remedy)

@@ -78,6 +78,7 @@ MISTAKES: dict[str, Callable[[Path, Path], object]] = {
     "nosuch.txt": lambda data, new: bert_pretrain.build_vocab("nosuch.txt", new),
     "vocab['size']": lambda data, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}),
     "--vocab": lambda data, new: bert_pretrain.build_data("a.txt", "nosuch", new),
+    "store": lambda data, new: bert_pretrain.build_data("a.txt", data, new, store="s3://bucket/store"),
     "--data": lambda data, new: bert_pretrain.pretrain("nosuch", new),
     "--init-from": lambda data, new: bert_pretrain.pretrain(data, new, "tiny", init_from="nosuch"),
     "--carry-optimizer": lambda data, new: bert_pretrain.pretrain(data, new, "tiny", carry_optimizer=True),

@@ -39,6 +39,7 @@ def fail(error: Exception, output: str = "some/folder") -> None:
         (os_error(errno.ENOSPC, "data/x"), "disk is full"),
         (os_error(errno.ENOSPC), "where: some/folder"),  # a write to an open file gives no path
         (os_error(errno.EFBIG), "larger than allowed"),
+        (os_error(errno.ESTALE, "data/x"), "does not answer"),
         (os_error(errno.EMFILE, "data/x"), "too many files"),
         (os_error(errno.ENOMEM), "memory"),
         (MemoryError(), "memory"),

@@ -166,6 +166,7 @@ MISTAKES = {  # a call, and the place that its message names
     "missing validation": ("make-data a.txt --vocab vocab --output d --validation b.txt", "b.txt"),
     "no data": ("train --data nosuch --output r", "--data"),
     "vocabulary for data": ("train --data vocab --output r", "--data"),
+    "settings of made data": ("train --data data --output r --set data.masking=dynamic", "--set data.masking=dynamic"),
     "unfinished data": ("train --data data-unfinished --output r", "--data"),
     "data of another version": ("inspect data-old", "manifest.json"),
     "data of another kind": ("inspect data-kind", "manifest.json"),

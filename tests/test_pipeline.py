@@ -69,6 +69,8 @@ def test_warm_up_may_span_phases_up_to_their_total(data_folder: Path) -> None:
     assert [(train.max_steps, train.schedule_steps) for train in shared] == [(1, 3), (3, 3)]
     with pytest.raises(ConfigError, match="3 steps"):
         with_one_schedule([first, longer], [data_folder, data_folder])
+    long_schedule = Config.model_validate({"train": {"max_steps": 5, "schedule_steps": 100}})
+    assert with_one_schedule([long_schedule], [data_folder]) == [long_schedule]
 
 
 def test_input_arguments_replace_inputs_of_the_file(english_text, tmp_path, monkeypatch) -> None:

@@ -33,6 +33,10 @@ _RESOURCE_LIMITS = {
     errno.EFBIG: ("a file would be larger than allowed", "raise the limit of file sizes (ulimit -f)"),
     errno.EMFILE: ("too many files are open", "raise the limit of open files (ulimit -n)"),
     errno.ENFILE: ("the system has too many open files", "close other programs"),
+    **dict.fromkeys(
+        (errno.ESTALE, errno.ETIMEDOUT),
+        ("the file system does not answer", "check the network mount"),
+    ),
     errno.ENOMEM: ("out of memory", "free some memory, or use smaller batches or fewer workers"),
 }
 _UNUSABLE_PATH = (

@@ -145,6 +145,9 @@ def train(
     with blocked_signals():
         from bert_pretrain.config_file import load_config
         from bert_pretrain.train.inputs import check_inputs
+    if made := [each for each in settings or () if each.startswith(("data.", "data=", "vocab.", "vocab="))]:
+        what, remedy = "the data is already made, so this has no effect", "set it in make-data or vocab"
+        raise ConfigError(what, where=f"--set {made[0]}", remedy=remedy)
     loaded = load_config(config, settings or (), flags, with_phases=False)
     run_folder = local_path(output, "--output")
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")

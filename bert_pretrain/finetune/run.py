@@ -78,7 +78,7 @@ def finetune(
     ]
     if any(source.is_delimited for source in inputs):  # the other inputs name their columns
         inputs = [each if each.is_delimited else replace(each, columns=()) for each in inputs]
-    output = output if output.name not in ("", "..") else output.resolve()
+    output = output.resolve() if output.is_symlink() or output.name in ("", "..") else output
     _check_environment(device)
     torch_device = choose_device(device)
     bert = open_bert(model, TrainConfig(device="cpu"))  # checks the folder; the Trainer opens it again

@@ -25,6 +25,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model.folder import CONFIG
 from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
 from bert_pretrain.train.hardware import choose_precision
@@ -113,6 +114,8 @@ class FineTuner:
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
+            for file in model.glob("*.safetensors"):  # safetensors makes them readable only for their owner
+                file.chmod((model / CONFIG).stat().st_mode)
         write_json(folder / _REPORT, report)
         shutil.rmtree(checkpoints)
         return report

@@ -36,7 +36,7 @@ def local_path(location: str | Path, flag: str) -> Path:
     if is_url(location):
         remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
         raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
-    return Path(location)
+    return Path(location).expanduser()
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
@@ -106,10 +106,12 @@ def temporaries_of(path: Path, suffix: str = ".tmp") -> list[Path]:
 def _restore(path: Path) -> None:
     """Restore the old folder if its replacement is missing. Otherwise remove the old folder."""
     for old in temporaries_of(path, _REPLACED_SUFFIX):
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
+        if not path.exists():
             os.replace(old, path)
+        elif old.is_symlink():
+            old.unlink()
+        else:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def is_bookkeeping(path: Path) -> bool:
@@ -122,7 +124,7 @@ def remove_temporaries(folder: Path) -> None:
     for old in folder.glob(f".*{_REPLACED_SUFFIX}"):
         _restore(folder / old.name[1:].rsplit(".", 3)[0])
     for leftover in folder.glob(".*.tmp"):
-        if leftover.is_dir():
+        if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
@@ -257,6 +259,10 @@ def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, chec
         for name, sums in read_json(folder / CHECKSUMS).items():
             if names is not None and name not in names:
                 continue
+            if Path(name).name != name:  # of another folder
+                return f"{CHECKSUMS} names {name!r}, which is not in the folder"
+            if not (folder / name).is_file():  # a device may be endless
+                return f"{name} is missing"
             size = (folder / name).stat().st_size
             if size != sums["bytes"]:
                 return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"

@@ -5,6 +5,7 @@ Long documents are divided into slices. The weight of an input decides how many 
 """
 
 import hashlib
+import io
 import itertools
 import json
 from collections import Counter
@@ -174,8 +175,10 @@ def make_plan(
 def _save(store: TokenStore, name: str, values: np.ndarray) -> Path:
     """Save an array of a plan in the store atomically, with the hash of its content in the file name."""
     file = store.folder / f"{name}-{hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()[:16]}.npy"
-    with atomic_path(file) as temporary, temporary.open("wb") as opened:
-        np.save(opened, values)
+    buffer = io.BytesIO()
+    np.save(buffer, values)  # on a full disk, it would not report that it cannot write to a file
+    with atomic_path(file) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
     return file
 
 

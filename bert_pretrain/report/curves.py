@@ -18,6 +18,7 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
 # The name of each sentence-pair task and of its accuracy; metrics.jsonl uses the prefix `nsp` for both.
+IMAGE_FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "webp", "tif", "tiff")
 TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
 
 
@@ -64,7 +65,7 @@ def draw_curves(runs: list[Path], output: Path) -> Path:
 def write_figure(figure: Any, output: Path) -> Path:
     """Write a figure in the format of the file's ending and return the path."""
     file_format = output.suffix.lstrip(".").lower()
-    if file_format not in figure.canvas.get_supported_filetypes():
+    if file_format not in IMAGE_FORMATS:
         what = f"'{output.name}' does not end in an image format"
         raise ConfigError(what, where="--output", remedy="use .png, .svg or .pdf")
     write_file(output, image_bytes(figure, file_format))

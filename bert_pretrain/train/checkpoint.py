@@ -65,9 +65,14 @@ class CheckpointWriter:
         self._buffers = buffers or HostBuffers()
         self._writing: Future[None] | None = None
 
+    @property
+    def path(self) -> Path:
+        """The path of a checkpoint of the current step."""
+        return self._folder / f"step-{self._state.progress.step:08d}"
+
     def save(self) -> Path:
         """Wait until the previous checkpoint is on disk, start writing a new one and return its path."""
-        state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
+        state, path = self._state, self.path
         if self._describe is not None:
             self.wait()  # the thread of the previous checkpoint reads the buffers
             extra, card = self._describe()
@@ -106,8 +111,6 @@ class CheckpointWriter:
                             where=str(path),
                             remedy="check the disk; earlier checkpoints are not affected",
                         )
-            for old in checkpoint_paths(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
         except FileNotFoundError as error:
             raise moved_while_writing(path.parent.parent) from error
         except (OSError, safetensors.SafetensorError) as error:
@@ -116,6 +119,11 @@ class CheckpointWriter:
                 where=str(path),
                 remedy="free disk space and run the same command again; it resumes from the previous checkpoint",
             ) from error
+        for old in checkpoint_paths(self._folder)[: -self._keep]:
+            try:
+                shutil.rmtree(old)
+            except OSError as error:  # such as a link, a protected file, or one that another program reads over NFS
+                print(f"warning: the old checkpoint {old} was not removed: {error}", file=sys.stderr)
         self.write_seconds = time.perf_counter() - begin
 
     def check(self) -> None:

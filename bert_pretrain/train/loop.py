@@ -8,7 +8,8 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -102,6 +103,10 @@ def fit(
                 _save(run, clock, checkpoints, now.signal_number)
         checkpoints.wait()
         clock.read()
+        # A stop signal during the last evaluation or save: the last checkpoint is complete.
+        last = checkpoints.path
+        if run.dist_context.size == 1 and (number := signals.take()) in STOPS and last.exists():
+            _stop(run, checkpoints, last, number)
 
 
 def _report_no_time(run: ResolvedRun, now: "StepStatus", start_seconds: float) -> None:
@@ -184,7 +189,7 @@ def _log(
 
 
 def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int) -> None:
-    """Start writing a checkpoint. After a stop signal, wait for it, write the status and raise `Interrupted`."""
+    """Start writing a checkpoint. After a stop signal, stop the run."""
     begin = time.perf_counter()
     clock.read()  # to include the evaluation at this step
     checkpoint = checkpoints.save()
@@ -192,15 +197,20 @@ def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signa
     # The end of the run waits for the last checkpoint and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS:
-        text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
-        reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
+        _stop(run, checkpoints, checkpoint, signal_number)
 
-        def complete() -> None:
-            checkpoints.wait()
-            write_status(run.output, reason.exit_code, reason.message)
 
-        run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
-        raise reason
+def _stop(run: ResolvedRun, checkpoints: CheckpointWriter, checkpoint: Path, signal_number: int) -> NoReturn:
+    """Wait for a checkpoint, write the status and raise `Interrupted`."""
+    text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
+    reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
+
+    def complete() -> None:
+        checkpoints.wait()
+        write_status(run.output, reason.exit_code, reason.message)
+
+    run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
+    raise reason
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: MicroBatchTooLarge) -> None:

@@ -105,8 +105,13 @@ def resolve_run(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
 ) -> ResolvedRun:
-    """Make the choices that a configuration leaves open. The inputs must have passed `check_inputs`."""
+    """Make the choices that a configuration leaves open. The inputs must have passed `check_inputs`.
+
+    The sections `vocab` and `data` become those of the data.
+    """
     train, tokenizer = config.train, data.tokenizer()
+    vocab = config.vocab.model_copy(update={"size": tokenizer.vocab_size})
+    config = config.model_copy(update={"vocab": vocab, "data": data.config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
     extension, carried = None, None
@@ -253,6 +258,9 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
         read_metrics(run.output)
     except DataError as error:  # the model does not need them
         print(f"warning: {run.output / 'metrics.jsonl'}: {error.what}")
+    old_steps, new_steps = record["config"]["train"]["schedule_steps"], run.config.train.schedule_steps
+    if old_steps != new_steps:
+        print(f"warning: the run was trained with train.schedule_steps {old_steps}, not {new_steps}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 

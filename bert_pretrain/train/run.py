@@ -43,6 +43,7 @@ from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
 from bert_pretrain.train.schedule import duration, too_long
+from bert_pretrain.train.signals import remove_status, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, TrainState
 from bert_pretrain.train.step import LossScale
 
@@ -93,7 +94,9 @@ def train(
         if not is_done and dry_run:
             _dry_run(run, latest, corpus_tokens)
         elif not is_done:
+            dist_context.run_on_main(lambda: remove_status(output))
             _train(run, latest)
+            dist_context.run_on_main(lambda: write_status(output, 0))
     return output / "model"
 
 

@@ -67,6 +67,11 @@ def test_damage_of_a_folder_or_its_checksums_is_detected(tmp_path: Path) -> None
             assert damage_of_folder(tmp_path, {"weights", "config"} - {path.name}) is None
         path.write_bytes(content)
     sums = (tmp_path / CHECKSUMS).read_bytes()
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("/dev/zero", "../a", "endless"):
+        (tmp_path / CHECKSUMS).write_text(json.dumps({name: {"bytes": 0, "sha256": ""}}))
+        assert damage_of_folder(tmp_path) is not None
+    (tmp_path / "endless").unlink()
     for broken in [b"[1]", *flips(sums)]:
         (tmp_path / CHECKSUMS).write_bytes(broken)
         assert damage_of_folder(tmp_path) or json.loads(broken) == json.loads(sums)

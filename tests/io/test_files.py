@@ -77,10 +77,12 @@ def test_temporaries_of_killed_writer_are_removed(tmp_path: Path) -> None:
         (path / "a" if path.is_dir() else path).write_text("half")
     assert len(names(tmp_path)) == 2
     assert all(is_bookkeeping(path) for path in tmp_path.iterdir())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f".folder.{'0' * 16}.tmp").symlink_to(tmp_path / "elsewhere")
     for name in ("kept.tmp", ".kept", "kept.txt"):
         (tmp_path / name).write_text("")
     remove_temporaries(tmp_path)
-    assert names(tmp_path) == {"kept.tmp", ".kept", "kept.txt"}
+    assert names(tmp_path) == {"kept.tmp", ".kept", "kept.txt", "elsewhere"}
 
 
 REPLACE = """

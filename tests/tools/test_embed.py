@@ -1,5 +1,6 @@
 """`embed` writes the vectors of `transformers`, in the order of the input, for every input format."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,10 @@ def test_folder_as_output_and_damaged_weights_are_errors(make_bert, text_file: P
     (tmp_path / "v.parquet").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
         embed(model, [str(text_file)], tmp_path / "v.parquet", config=CPU)
+    os.mkfifo(tmp_path / "v.npy")
+    with pytest.raises(OutputError, match="not a regular file"):
+        embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU)
+    (tmp_path / "v.npy").unlink()
     (model / "checksums.json").unlink()
     tensors = load_file(model / "model.safetensors")
     tensors["bert.encoder.layer.0.output.dense.bias"][0] = torch.nan

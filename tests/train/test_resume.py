@@ -93,8 +93,36 @@ def test_signals_save_a_checkpoint_and_stop_signals_exit(
     first, checkpoint = sorted((run / "checkpoints").iterdir())
     step = json.loads((checkpoint / "training_state.json").read_text())["progress"]["step"]
     assert (first, checkpoint.name) == (saved, f"step-{step:08d}")
+    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
     fit(run, max_steps=step + 3, **RARE)
     assert metrics(run)[-1]["step"] == step + 3
+    assert json.loads((run / "status.json").read_text())["status"] == "done"
+
+
+def test_a_stop_signal_during_the_last_evaluation_stops_the_command(fit: Fit, finished: Path, tmp_path: Path) -> None:
+    def evaluate(*arguments: Any, **options: Any) -> None:
+        if options["all_examples"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(*arguments, **options)
+
+    original, run = loop._evaluate, tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_evaluate", evaluate)
+        with pytest.raises(Interrupted, match="step-00000012"):
+            fit(run)
+    assert not (run / "model").exists()
+    fit(run)
+    assert_same_run(finished, run)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(fit: Fit, tmp_path: Path, capsys) -> None:
+    run = fit(tmp_path / "run", max_steps=4)
+    (old,) = (run / "checkpoints").iterdir()
+    old.rename(tmp_path / "elsewhere")
+    old.symlink_to(tmp_path / "elsewhere")
+    fit(run, max_steps=8, keep_checkpoints=1)
+    assert (run / "checkpoints" / "step-00000008").is_dir()
+    assert f"warning: the old checkpoint {old} was not removed" in capsys.readouterr().err
 
 
 def test_run_whose_console_has_ended_is_stopped_with_a_checkpoint(data_folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForPreTraining
 
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.huggingface import load_model
@@ -40,7 +41,7 @@ def times(folder: Path) -> dict[Path, int]:
 def test_run_folder_has_the_documented_files(finished: Path) -> None:
     model = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
     for folder, expected in {
-        "": {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"},
+        "": {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json", "status.json"},
         "checkpoints": {"step-00000004", "step-00000008", "step-00000012"},
         "model": {*model, "README.md", "checksums.json", "curves.png"},
         "checkpoints/step-00000008": {
@@ -48,6 +49,12 @@ def test_run_folder_has_the_documented_files(finished: Path) -> None:
         },
     }.items():
         assert {path.name for path in (finished / folder).iterdir()} == expected
+
+
+def test_the_configuration_of_a_run_has_the_vocabulary_and_the_data_it_used(finished: Path, data_folder: Path) -> None:
+    config, data = load_config(finished / "config.yaml"), DataFolder.open(data_folder)
+    assert config.data == data.config
+    assert config.vocab.size == data.tokenizer().vocab_size
 
 
 def test_metrics_have_the_documented_names(finished: Path) -> None:
