@@ -26,7 +26,7 @@ from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.token_store import TokenStore, split_long, store_key, store_shard_folder
 from bert_pretrain.text import documents, ragged
 from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
-from bert_pretrain.text.readers import check_texts
+from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_UNPACKED_BYTES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange
@@ -70,6 +70,7 @@ def ingest(
     by_input = itertools.groupby(by_part, key=lambda pair: pair[0].source)
     corpus = summary.join_corpus([[each for _, each in group] for _, group in by_input], summaries)
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
+    check_decoded(corpus["repairs_and_drops"], corpus["tokens"], sources[0].location)
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
     print(

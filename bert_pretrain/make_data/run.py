@@ -26,9 +26,9 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import start_of_text, with_language
+from bert_pretrain.text.languages import starts_of_texts, with_language
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
-from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
+from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
@@ -99,8 +99,7 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
     """Warn if the vocabulary strips accents that `vocab` would keep for this text."""
     if not tokenizer.strips_accents:
         return
-    samples = (start_of_text(examined(source, config.data), config.data) for source in evenly_spaced(sources, 4))
-    text = "\n".join(sample[: 1 << 16] for sample in samples)
+    text = "\n".join(starts_of_texts(sources, config.data, 4))
     lowercase = bool(tokenizer.settings["do_lower_case"])
     loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)
     if keeps_accents(loss, config.data.language):

@@ -27,8 +27,8 @@ TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")  # counts of ea
 FREQUENT = 10  # a sentence that occurs more often counts as repeated
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
-    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
-    "files also --set data.next_sentence=sop)"
+    "--set data.document_boundary=file (for records --set data.sentence_splitter=lines), if lines or blank lines "
+    "separate the sentences of one document (with few files also --set data.next_sentence=sop)"
 )
 
 

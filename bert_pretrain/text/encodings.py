@@ -21,6 +21,7 @@ _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
 # non-ASCII characters are invalid. The share is _MAX_INVALID_UTF8 for UTF-8. For other encodings, it is
 # _MAX_INVALID_OTHERS, which is low because Shift-JIS decodes 98 % of GB18030 text.
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
+_MAX_DAMAGED = 9  # if more non-ASCII characters are invalid UTF-8, and none is valid, the text is in another encoding
 _MIN_UTF8_CHARACTERS = 10  # fewer non-ASCII characters may be valid UTF-8 by chance
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: UTF8,
@@ -70,14 +71,17 @@ def likely_encoding(sample: bytes) -> str | None:
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if sample.startswith(mark):
             return encoding
-    if not _is_foreign(sample, UTF8):
+    is_utf8 = not _is_foreign(sample, UTF8)
+    text = _marked(sample, UTF8)
+    invalid = text.count(_INVALID)
+    if is_utf8 and not (invalid > _MAX_DAMAGED and invalid == _num_beyond_ascii(text)):
         return UTF8
     # If damaged bytes fit no encoding, try smaller pieces.
     for begin, size in ((0, _GUESS_BYTES), *((begin, _PIECE_BYTES) for begin in range(0, _GUESS_BYTES, _PIECE_BYTES))):
         name = _guess(sample[begin : begin + size])
         if name is not None and not _is_foreign(sample, name):
             return _other_chinese(sample, name) or name
-    return None
+    return UTF8 if is_utf8 else None
 
 
 def _other_chinese(sample: bytes, encoding: str) -> str | None:

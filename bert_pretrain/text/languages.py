@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced, examined, sample_text
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
 MIN_CHINESE_SHARE = 0.3  # minimum share of Chinese characters among the letters of Chinese text
@@ -121,8 +123,7 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
     if not wants_language:
         update["language"] = short_code(config.language)
     if wants_language or wants_segmenter:
-        sampled = evenly_spaced(sources, MAX_SAMPLED_SOURCES)
-        samples = [start_of_text(examined(source, config), config) for source in sampled]
+        samples = starts_of_texts(sources, config, MAX_SAMPLED_SOURCES)
         counts = list(map(count_letters, samples))
         share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
         if share > MIN_CHINESE_SHARE:
@@ -159,10 +160,23 @@ def _detect_language(samples: Sequence[str]) -> str:
     return code
 
 
-def start_of_text(source: Source, config: DataConfig) -> str:
-    """Return the start of the text of an `examined` source: 256 KB of `.txt`, or 32,768 characters of other formats."""
+def starts_of_texts(sources: Sequence[Source], config: DataConfig, n: int) -> list[str]:
+    """Return the first 32,768 characters of up to `n` sources at equal distances in the bytes of all sources.
+
+    The start of a source that is larger than this distance occurs several times, so that samples represent the bytes.
+    """
+    sizes = np.array([source.size or 0 for source in sources], dtype=np.float64)
+    sizes[sizes == 0] = sizes.mean() or 1.0  # unknown
+    ends = np.cumsum(sizes)
+    chosen = np.searchsorted(ends, (np.arange(n) + 0.5) * ends[-1] / n, side="right").tolist()
+    starts = {index: _start_of_text(examined(sources[index], config), config) for index in sorted(set(chosen))}
+    return [starts[index] for index in chosen]
+
+
+def _start_of_text(source: Source, config: DataConfig) -> str:
+    """Return the first 32,768 characters of the text of an `examined` source."""
     if source.format == "txt":
-        return sample_text(source)
+        return sample_text(source)[:_SAMPLE_CHARACTERS]
     if source.format == "dataset":
         source = replace(source, format="stream")  # reads the first rows without building the dataset
     start = ""
@@ -170,4 +184,4 @@ def start_of_text(source: Source, config: DataConfig) -> str:
         start += (text or "")[:_SAMPLE_CHARACTERS]
         if len(start) >= _SAMPLE_CHARACTERS:
             break
-    return start
+    return start[:_SAMPLE_CHARACTERS]

@@ -66,7 +66,8 @@ def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
     for chunk, count in chunks.items():
         if len(after := clean.normalize_str(chunk)) < len(chunk):
             for character in sorted(set(chunk) - set(after)):
-                removed[character] += count
+                if not clean.normalize_str(character):  # otherwise it becomes a blank
+                    removed[character] += count
     return removed
 
 

@@ -28,6 +28,7 @@ SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.D
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 MAX_WITHOUT_FIELD = 1000  # if the first 1000 records have no text field, its name is probably wrong
 NON_STRING = "records_whose_text_is_not_a_string"
+MAX_INVALID_CHARACTERS = 0.01  # per word or token
 MAX_NON_STRING = 0.01  # maximum share of the records whose text is a number, list or object
 
 
@@ -114,6 +115,15 @@ def _no_text(values: Sequence[Any], position: Position) -> InputError:
     what = f"the text is {kinds[0]}, not a string" if kinds else "the record has no text"
     remedy = "fix or remove it, or choose another data.text_field; without --strict it is skipped and counted"
     return InputError(what, where=str(position), remedy=remedy)
+
+
+def check_decoded(counts: Mapping[str, int], words: int, where: str) -> None:
+    """Raise an InputError if more than `MAX_INVALID_CHARACTERS` characters per word or token could not be decoded."""
+    invalid = sum(number for reason, number in counts.items() if reason.startswith("invalid_"))
+    if invalid > MAX_INVALID_CHARACTERS * words:
+        what = f"{invalid:,} characters could not be decoded; a part of the text is in another encoding"
+        remedy = "find it with --strict, and convert it to UTF-8 (iconv) or leave it out"
+        raise InputError(what, where=where, remedy=remedy)
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:

@@ -9,10 +9,10 @@ import re
 
 import sentencex
 
-# Sentence ends for which `sentencex` has no rules. In Amharic and Tigrinya, two word spaces (U+1361) end a sentence.
-_ENDS = {"km": re.compile(r"(?<=[\u17d4\u17d5])\s*"), "bo": re.compile(r"(?<=[\u0f0d\u0f0e])\s+")}
-_ENDS["dz"] = _ENDS["bo"]
-_ENDS["am"] = _ENDS["ti"] = re.compile(r"(?<=\u1361\u1361)\s*")
+# Sentence ends for which `sentencex` has no rules: in Khmer, in Tibetan script, and two word spaces in Ethiopic script.
+_ENDS = re.compile(r"(?<=[\u17d4\u17d5])\s*|(?<=[\u0f0d\u0f0e])\s+|(?<=\u1361\u1361)\s*")
+_END_MARKS = "\u17d4\u17d5\u0f0d\u0f0e\u1361"
+_BLANK_LINES = re.compile(r"\n[ \t\r\u00a0\u3000]+(?=\n)")  # `sentencex` ends a paragraph only at an empty line
 WINDOW_CHARACTERS = 1 << 12
 # `sentencex` 1.0.32 panics at a capital letter followed by a non-ASCII blank and a dot.
 _WIDE_BLANKS = "".join(map(chr, (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)))
@@ -27,8 +27,8 @@ def segment(language: str, text: str) -> list[str]:
     if num_blanks:
         bounds = itertools.accumulate(map(len, sentences), initial=0)
         sentences = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
-    if ends := _ENDS.get(language):
-        sentences = [part for sentence in sentences for part in ends.split(sentence) if part]
+    if not text.isascii() and any(map(text.__contains__, _END_MARKS)):
+        sentences = [part for sentence in sentences for part in _ENDS.split(sentence) if part]
     return sentences
 
 
@@ -45,6 +45,7 @@ class SentenceSplitter:
         """Return the sentences completed by the next block, stripped and without line ends."""
         if self._by_lines:
             return [line for line in map(str.strip, text.split("\n")) if line]
+        text = _BLANK_LINES.sub("\n", text)
         sentences: list[str] = []
         for begin in range(0, max(1, len(text)), WINDOW_CHARACTERS):
             pieces = segment(self._language, self._unfinished + text[begin : begin + WINDOW_CHARACTERS])
@@ -52,8 +53,8 @@ class SentenceSplitter:
             if pieces and (begin + WINDOW_CHARACTERS < len(text) or not ends_document):
                 self._unfinished = pieces.pop()
                 if len(self._unfinished) > WINDOW_CHARACTERS:
-                    # No sentence ends in the window. Cut it at the last blank, so that the time stays linear.
-                    cut = self._unfinished.rfind(" ") + 1 or len(self._unfinished)
+                    # No sentence ends in the window. Cut it after the last word, so that the time stays linear.
+                    cut = max(map(self._unfinished.rfind, " \n\t")) + 1 or len(self._unfinished)
                     pieces.append(self._unfinished[:cut])
                     self._unfinished = self._unfinished[cut:]
             sentences += pieces

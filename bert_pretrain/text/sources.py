@@ -178,7 +178,7 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         remedy = "join small files, for example as JSON lines with a field text"
         what = f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}"
         raise InputError(what, where=sources[0].location, remedy=remedy)
-    names = [os.path.realpath(source.location) if source.is_local else source.location for source in sources]
+    names = [_full_name(source) for source in sources]
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise InputError("an input is given twice", where=name, remedy="name it once")
@@ -193,6 +193,13 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         if unknown:
             remedy = f"write it exactly as the input: {', '.join(inputs)}"
             raise ConfigError(f"'{min(unknown)}' is not an input", where=f"data.{key}", remedy=remedy)
+
+
+def _full_name(source: Source) -> str:
+    """Return a name of a source that does not depend on how it is written."""
+    if source.format == "dataset":
+        return hub_datasets.absolute(source.location.removeprefix(hub_datasets.DATASET))
+    return os.path.realpath(source.location) if source.is_local else source.location
 
 
 def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[Source]:
@@ -227,8 +234,14 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     elif os.path.isfile(item):
         locations = [item]
     else:
-        matches = sorted(glob.glob(str(Path(item)), recursive=True))
-        locations = [str(Path(match)) for match in matches if os.path.isfile(match)]
+        locations = []
+        for match in sorted(glob.glob(str(Path(item)), recursive=True)):
+            if os.path.isdir(match) and "**" not in item:  # as if the shell had expanded it
+                locations += _files_below(Path(match))
+            elif os.path.isfile(match):
+                locations.append(str(Path(match)))
+            elif os.path.islink(match):
+                raise InputError("the link leads to nothing", where=match, remedy="repair the link, or remove it")
         if not locations:
             raise InputError("there is no such file or folder", where=item, remedy="check the path")
     sources = [_source(location, boundaries.get(location, default)) for location in locations]
@@ -282,11 +295,13 @@ def _files_below(path: Path) -> list[str]:
             skipped += [name for name in names if name in ("time.json", "forecast.json", "machine.json")]
         outputs += [os.path.join(folder, name) for name in skipped]
         texts = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
-        files += filter(os.path.isfile, (os.path.join(folder, name) for name in texts))
+        paths = [os.path.join(folder, name) for name in texts]
+        unread += [path for path in paths if os.path.islink(path) and not os.path.exists(path)]
+        files += filter(os.path.isfile, paths)
     if outputs:
         print(f"skipped outputs of bert-pretrain: {', '.join(sorted(outputs))}")
     if unread := [str(error.filename) for error in errors] + unread:
-        reasons = "links to folders, endings in capitals or no permission"
+        reasons = "links to folders or to nothing, endings in capitals or no permission"
         print(f"not read ({reasons}): {len(unread)} files or folders (first: {unread[0]})")
     if datasets:
         print(f"not read: {len(datasets)} saved datasets (first: {datasets[0]}); name each as dataset:FOLDER")
@@ -330,6 +345,9 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
         source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
         text = decode(sample, source.encoding)
     if source.format == "txt":
+        if "\r" in text and "\n" not in text:
+            remedy = "convert it: tr '\\r' '\\n' < old.txt > new.txt"
+            raise InputError("its lines end in CR without LF", where=source.location, remedy=remedy)
         boundary = source.boundary
         if "auto" in (boundary, splitter):
             is_split = whole_words or has_one_sentence_per_line(text, config.language)
@@ -356,8 +374,11 @@ def few_documents(num_documents: int) -> str:
 
 def finer_boundary(sources: Sequence[Source]) -> str:
     """Return a hint to the setting that divides text files into more documents, or "" if no setting does."""
-    if all(source.format != "txt" or source.boundary == "line" for source in sources):
+    boundaries = {source.boundary for source in sources if source.format == "txt"}
+    if boundaries <= {"line"}:
         return ""
+    if boundaries <= {"line", "blank_line"}:
+        return "--set data.document_boundary=line, if line ends separate documents"
     return "--set data.document_boundary=blank_line (or line), if blank lines (or line ends) separate documents"
 
 

@@ -4,6 +4,7 @@
 The effects of the normalization on words are reported.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from bert_pretrain.text import normalization
 from bert_pretrain.text.normalization import MAX_CHANGED_WORDS, AccentLoss
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts, count_words
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     if strips or split_clusters:
         training = ascii_words + count_words(others, config, split_clusters=split_clusters)
     held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
-    removed = normalization.removed_characters({chunk.decode(): count for chunk, count in others.items()})
+    controls = {chunk: count for chunk, count in ascii_chunks.items() if _CONTROL.search(chunk)}
+    removed = normalization.removed_characters({chunk.decode(): count for chunk, count in (others | controls).items()})
     metrics = {
         "language": language,
         "lowercase": lowercase,
@@ -93,4 +97,4 @@ def _report(
     for character, count in removed.most_common(3):
         if count > MAX_CHANGED_WORDS * num_words:
             code = f"U+{ord(character):04X} ({name(character, 'no name')})"
-            print(f"BERT's clean-up removes {code} from {count / num_words:.1%} of the words")
+            print(f"BERT's clean-up removes {code} from {count / max(count, num_words):.1%} of the words")

@@ -19,7 +19,7 @@ from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import with_language
-from bert_pretrain.text.readers import check_texts
+from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -101,7 +101,12 @@ def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
         where = f"--extend {old.folder}" if old.whole_words else "vocab.tokens words"
         remedy = "build a new vocabulary from all the text, without --extend"
         raise ConfigError("only a vocabulary of word pieces can be extended", where=where, remedy=remedy)
-    return config.model_copy(update={NORMALIZER_NAMES[name]: value for name, value in old.settings.items()})
+    rules = {NORMALIZER_NAMES[name]: value for name, value in old.settings.items()}
+    for name, value in rules.items():
+        if getattr(config, name) not in (VocabConfig.model_fields[name].default, value):
+            what = f"the vocabulary to extend has the value {value}"
+            raise ConfigError(what, where=f"vocab.{name}", remedy="remove the setting, or build a new vocabulary")
+    return config.model_copy(update=rules)
 
 
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
@@ -184,6 +189,7 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         counts.training, counts.held_out = counts.held_out, Counter()
     normalized = normalize(counts, config.vocab, config.data.language, old)
     words, held_out = normalized.training, normalized.held_out
+    check_decoded(repairs_and_drops, words.total() + held_out.total(), where)
     if not words:
         raise InputError("the inputs contain no text", where=where, remedy="give files that contain text")
     tokenizer, details = _train(normalized, config) if old is None else _extend(words, old, config.vocab)

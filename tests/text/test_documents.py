@@ -377,3 +377,20 @@ def test_document_boundary_can_be_set_for_one_input(tmp_path: Path) -> None:
     assert read_all(tmp_path / "folder", config=config)[0] == ["alone"]
     with pytest.raises(ConfigError, match="not an input"):
         resolve([str(prose)], config)
+
+
+def test_a_pattern_reads_folders_and_links_to_nothing_are_reported(tmp_path: Path, capsys) -> None:
+    write(tmp_path / "c" / "a.txt", "One.")
+    write(tmp_path / "c" / "1990s" / "b.txt", "Two.")
+    assert [Path(source.location).name for source in resolve([f"{tmp_path}/c/*"], DataConfig())] == ["b.txt", "a.txt"]
+    assert len(resolve([f"{tmp_path}/c/**"], DataConfig())) == 2
+    (tmp_path / "c" / "d.txt").symlink_to("nothing")
+    assert len(resolve([str(tmp_path / "c")], DataConfig())) == 2
+    assert "links to folders or to nothing" in capsys.readouterr().out
+    with pytest.raises(InputError, match="the link leads to nothing"):
+        resolve([f"{tmp_path}/c/*"], DataConfig())
+
+
+def test_carriage_returns_alone_are_not_line_ends(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CR without LF"):
+        resolve([str(write(tmp_path / "a.txt", b"One.\r\rTwo.\r"))], DataConfig())

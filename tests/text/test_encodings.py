@@ -109,6 +109,12 @@ def test_damaged_text_keeps_its_encoding(tmp_path: Path) -> None:
         assert "--encoding" not in refusal(noise, config=config).remedy
 
 
+def test_few_accents_are_enough_to_detect_an_encoding(tmp_path: Path) -> None:
+    text = "Some ordinary English words, again and again. " * 400 + "The café of Müller and Brontë is naïve. " * 4
+    path = write(tmp_path / "a.txt", (text * 3).encode("cp1252"))
+    assert read_all(path, config=with_encoding("auto")) == ([(text * 3).strip()], Counter())
+
+
 def test_damaged_text_in_another_encoding_is_recognised_and_counted(tmp_path: Path) -> None:
     lines = (TEXTS["gb18030"] * 300).encode("gb18030").split(b"\n")
     lines[5] += b"\xff"

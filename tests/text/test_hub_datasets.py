@@ -7,6 +7,7 @@ import datasets
 import pytest
 
 from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
 from bert_pretrain.text.sources import resolve
 
 from .test_documents import BY_BLANK_LINES, as_jsonl, read_all, refusal, write
@@ -46,6 +47,14 @@ def test_configured_validation_replaces_the_validation_split(tmp_path: Path) -> 
     assert described(first, second) == both
     (train, _) = resolve([first], DataConfig(validation=(f"{first}@dev",), input_weights={first: 3.0}))
     assert (train.weight, train.split) == (3.0, "train")
+
+
+def test_a_dataset_with_two_spellings_is_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save(tmp_path / "saved", "only")
+    monkeypatch.chdir(tmp_path)
+    for other in (f"{saved}/", f"dataset:{saved}", "saved"):
+        with pytest.raises(InputError, match="given twice"):
+            resolve([saved, other], BY_BLANK_LINES)
 
 
 def test_missing_split_is_refused_with_the_existing_ones(tmp_path: Path) -> None:

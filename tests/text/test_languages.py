@@ -50,6 +50,14 @@ def test_languages_of_a_mix_are_ranked_by_share() -> None:
     assert str(found[0]) == f"German {found[0].share:.0%}"
 
 
+def test_small_files_do_not_decide_the_language(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text(f"{TEXTS['de']}\n" * 3000)
+    for name in ("LICENSE.txt", "NOTICE.txt", "README.txt"):
+        (tmp_path / name).write_text(f"{TEXTS['en']}\n" * 100)
+    data = load_config().data
+    assert with_language(data, resolve([str(tmp_path)], data)).language == "de"
+
+
 def test_mix_without_a_main_language_is_refused(tmp_path: Path) -> None:
     text = "\n".join(f"{TEXTS[language]} " * 60 for language in ("de", "fr", "hu"))
     with pytest.raises(ConfigError) as caught:

@@ -103,7 +103,8 @@ def test_nothing_to_add_and_conflicting_flags_are_refused(text: Path, tmp_path: 
         make_vocab(load_config(), [str(tmp_path / "known.txt")], tmp_path / "a", extend=tmp_path / "old", workers=1)
     extend = ["--extend", str(tmp_path / "old")]
     for flags, code in (
-        ([*extend, "--vocab-size", "900"], 2), (["--add-tokens", "7"], 2), ([*extend, "--add-tokens", "2"], 0)
+        ([*extend, "--vocab-size", "900"], 2), (["--add-tokens", "7"], 2),
+        ([*extend, "--set", "vocab.strip_accents=no"], 2), ([*extend, "--add-tokens", "2"], 0),
     ):  # fmt: skip
         call("vocab", text, "--output", tmp_path / "b", *flags, code=code)
     assert len(read_manifest(tmp_path / "b", "vocab", "")["metrics"]["added"]) == 2

@@ -66,6 +66,9 @@ def test_the_characters_removed_most_often_are_reported(tmp_path: Path, capsys) 
     make(f"{text}\n{rare}\n" + f"{text} " * 60, "fa", tmp_path)
     output = capsys.readouterr().out
     assert "removes U+200C (ZERO WIDTH NON-JOINER) from 3" in output
+    make("bien\u00advenue\u00a0!\n" * 50 + "eine\x0bzweite Zeile " * 50, "fr", tmp_path / "blanks")
+    output = capsys.readouterr().out
+    assert [f"removes {code}" in output for code in ("U+00AD", "U+000B", "U+00A0")] == [True, True, False]
 
 
 def test_accents_of_english_are_stripped_and_reported(tmp_path: Path, capsys) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -92,6 +92,17 @@ def test_rare_characters_are_left_out_and_reported(tmp_path: Path, capsys) -> No
     assert tokenizer.vocab_size <= 140
     assert "left out" in capsys.readouterr().out
     assert set("comnwrdshe") <= set(tokenizer.tokens)
+
+
+def test_text_of_removed_characters_or_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "private.txt").write_text("\ue000\ue001 \ue000\n", encoding="utf-8")
+    with pytest.raises(InputError, match="contain no text"):
+        make(tmp_path / "private.txt", tmp_path / "v")
+    text = "some ordinary words\n" * 15000 + "größere Häuser über Köln\n" * 5000
+    (tmp_path / "late.txt").write_bytes(text.encode("cp1252"))
+    with pytest.raises(InputError, match="25,000 characters could not be decoded"):
+        make(tmp_path / "late.txt", tmp_path / "v")
+    assert not (tmp_path / "v" / "vocab.txt").exists()
 
 
 def test_min_frequency_counts_the_complete_text(english_text, tmp_path, monkeypatch) -> None:
