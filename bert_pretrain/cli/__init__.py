@@ -73,7 +73,7 @@ def main() -> None:
     except SystemExit as error:
         code = error.code
     except BaseException:
-        if os.environ.get("WORLD_SIZE", "1") == "1":
+        if os.environ.get("WORLD_SIZE", "1") == "1" and not _is_compiling():
             raise  # a rank must continue to `shut_down`
         traceback.print_exc()
         code = 1
@@ -83,10 +83,16 @@ def main() -> None:
     distributed = sys.modules.get("bert_pretrain.train.distributed")
     if distributed is not None:
         distributed.shut_down(number)
-    pipeline = sys.modules.get("bert_pretrain.pipeline")
-    if pipeline is not None and pipeline.BackgroundCompiler.is_compiling():
+    if _is_compiling():
+        sys.stderr.flush()
         os._exit(number)
     sys.exit(code)
+
+
+def _is_compiling() -> bool:
+    """Return whether a thread compiles in native code. The interpreter might crash if it ended now."""
+    pipeline = sys.modules.get("bert_pretrain.pipeline")
+    return pipeline is not None and pipeline.BackgroundCompiler.is_compiling()
 
 
 def _restore_default_signals() -> None:

@@ -15,7 +15,7 @@ import typer
 from bert_pretrain.cli.loading import blocked_signals
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
-from bert_pretrain.io.files import DISK_FULL, is_url
+from bert_pretrain.io.files import DISK_FULL, is_url, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Messages of torch's allocators, oneDNN, the dynamic linker and threading.
@@ -35,7 +35,7 @@ _RESOURCE_LIMITS = {
     errno.ENFILE: ("the system has too many open files", "close other programs"),
     **dict.fromkeys(
         (errno.ESTALE, errno.ETIMEDOUT),
-        ("the file system does not answer", "check the network mount"),
+        ("the file system does not answer", "check the network, or the network mount"),
     ),
     errno.ENOMEM: ("out of memory", "free some memory, or use smaller batches or fewer workers"),
 }
@@ -61,7 +61,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         output = str(kwargs.get("output") or "this process")
         is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
         writes_run = command.__name__ == "train" and not kwargs["dry_run"] and not is_url(output)
-        run = Path(output) if writes_run else None
+        run = local_path(output, "--output") if writes_run else None
         try:
             if run is not None and is_first_rank():
                 _signals_module().remove_status(run)

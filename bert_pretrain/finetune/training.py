@@ -105,7 +105,8 @@ class FineTuner:
             return report
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
-        checkpoints = folder / "checkpoints"
+        # Earlier versions trained regressions on labels that were not standardized.
+        checkpoints = folder / ("standardized" if settings.regression else "checkpoints")
         trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
         report = {"learning_rate": rate, **({} if on_all_rows else report_of(trainer.state))}

@@ -36,7 +36,7 @@ def local_path(location: str | Path, flag: str) -> Path:
     if is_url(location):
         remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
         raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
-    return Path(location).expanduser()
+    return Path(os.path.expanduser(location))
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:

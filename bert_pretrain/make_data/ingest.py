@@ -70,7 +70,7 @@ def ingest(
     by_input = itertools.groupby(by_part, key=lambda pair: pair[0].source)
     corpus = summary.join_corpus([[each for _, each in group] for _, group in by_input], summaries)
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
-    check_decoded(corpus["repairs_and_drops"], corpus["tokens"], sources[0].location)
+    check_decoded(corpus["repairs_and_drops"], corpus["tokens"], [source.location for source in sources])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
     print(

@@ -146,7 +146,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, train: Tra
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
         )
         batch = _random_batch(vocab_size, outputs, examples, LENGTH, micro_batch_tokens).to(device)
-        graphs = StepGraphs(model, optimizers) if compiled else None
+        graphs = StepGraphs(model, optimizers) if compiled and not train.activation_checkpointing else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
             train_step(

@@ -17,8 +17,8 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
-# The name of each sentence-pair task and of its accuracy; metrics.jsonl uses the prefix `nsp` for both.
 IMAGE_FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "webp", "tif", "tiff")
+# The name of each sentence-pair task and of its accuracy; metrics.jsonl uses the prefix `nsp` for both.
 TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
 
 

@@ -166,7 +166,7 @@ def starts_of_texts(sources: Sequence[Source], config: DataConfig, n: int) -> li
     The start of a source that is larger than this distance occurs several times, so that samples represent the bytes.
     """
     sizes = np.array([source.size or 0 for source in sources], dtype=np.float64)
-    sizes[sizes == 0] = sizes.mean() or 1.0  # unknown
+    sizes[sizes == 0] = sizes[sizes > 0].mean() if sizes.any() else 1.0  # unknown
     ends = np.cumsum(sizes)
     chosen = np.searchsorted(ends, (np.arange(n) + 0.5) * ends[-1] / n, side="right").tolist()
     starts = {index: _start_of_text(examined(sources[index], config), config) for index in sorted(set(chosen))}

@@ -117,13 +117,13 @@ def _no_text(values: Sequence[Any], position: Position) -> InputError:
     return InputError(what, where=str(position), remedy=remedy)
 
 
-def check_decoded(counts: Mapping[str, int], words: int, where: str) -> None:
+def check_decoded(counts: Mapping[str, int], words: int, inputs: Sequence[str]) -> None:
     """Raise an InputError if more than `MAX_INVALID_CHARACTERS` characters per word or token could not be decoded."""
     invalid = sum(number for reason, number in counts.items() if reason.startswith("invalid_"))
     if invalid > MAX_INVALID_CHARACTERS * words:
         what = f"{invalid:,} characters could not be decoded; a part of the text is in another encoding"
         remedy = "find it with --strict, and convert it to UTF-8 (iconv) or leave it out"
-        raise InputError(what, where=where, remedy=remedy)
+        raise InputError(what, where=inputs[0] if len(inputs) == 1 else f"{len(inputs):,} inputs", remedy=remedy)
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:

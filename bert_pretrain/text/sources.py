@@ -236,12 +236,12 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     else:
         locations = []
         for match in sorted(glob.glob(str(Path(item)), recursive=True)):
-            if os.path.isdir(match) and "**" not in item:  # as if the shell had expanded it
-                locations += _files_below(Path(match))
-            elif os.path.isfile(match):
+            if os.path.isfile(match):
                 locations.append(str(Path(match)))
-            elif os.path.islink(match):
+            elif not os.path.exists(match):
                 raise InputError("the link leads to nothing", where=match, remedy="repair the link, or remove it")
+            elif "**" not in item and not is_output(Path(match)):  # `**` finds the files of folders itself
+                locations += _files_below(Path(match), may_be_empty=True)
         if not locations:
             raise InputError("there is no such file or folder", where=item, remedy="check the path")
     sources = [_source(location, boundaries.get(location, default)) for location in locations]
@@ -273,7 +273,7 @@ def _size_and_version(source: Source) -> tuple[int | None, str]:
     return status.st_size, f"mtime:{status.st_mtime_ns}"
 
 
-def _files_below(path: Path) -> list[str]:
+def _files_below(path: Path, *, may_be_empty: bool = False) -> list[str]:
     """Return the readable files of a folder and its subfolders, in a fixed order."""
     files: list[str] = []
     outputs: list[str] = []
@@ -305,7 +305,7 @@ def _files_below(path: Path) -> list[str]:
         print(f"not read ({reasons}): {len(unread)} files or folders (first: {unread[0]})")
     if datasets:
         print(f"not read: {len(datasets)} saved datasets (first: {datasets[0]}); name each as dataset:FOLDER")
-    if not files:
+    if not files and not may_be_empty:
         raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     files.sort(key=lambda file: file.split(os.sep))
     by_target = {os.path.realpath(file): file for file in reversed(files)}
@@ -345,8 +345,8 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
         source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
         text = decode(sample, source.encoding)
     if source.format == "txt":
-        if "\r" in text and "\n" not in text:
-            remedy = "convert it: tr '\\r' '\\n' < old.txt > new.txt"
+        if "\n" not in text and text.rstrip("\r").count("\r") > 1:
+            remedy = "convert it, after unpacking: tr '\\r' '\\n' < old.txt > new.txt"
             raise InputError("its lines end in CR without LF", where=source.location, remedy=remedy)
         boundary = source.boundary
         if "auto" in (boundary, splitter):

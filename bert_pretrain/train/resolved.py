@@ -107,11 +107,11 @@ def resolve_run(
 ) -> ResolvedRun:
     """Make the choices that a configuration leaves open. The inputs must have passed `check_inputs`.
 
-    The sections `vocab` and `data` become those of the data.
+    The section `data` and the size of the vocabulary become those of the data.
     """
     train, tokenizer = config.train, data.tokenizer()
     vocab = config.vocab.model_copy(update={"size": tokenizer.vocab_size})
-    config = config.model_copy(update={"vocab": vocab, "data": data.config})
+    config = config.model_copy(update={"vocab": vocab, "data": data.repeatable_config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
     extension, carried = None, None
@@ -258,9 +258,11 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
         read_metrics(run.output)
     except DataError as error:  # the model does not need them
         print(f"warning: {run.output / 'metrics.jsonl'}: {error.what}")
-    old_steps, new_steps = record["config"]["train"]["schedule_steps"], run.config.train.schedule_steps
-    if old_steps != new_steps:
-        print(f"warning: the run was trained with train.schedule_steps {old_steps}, not {new_steps}")
+    if length.steps is not None:
+        settings = record["config"]["train"]["schedule_steps"], run.config.train.schedule_steps
+        old_steps, new_steps = (max(step, each or 0) for each in settings)
+        if old_steps != new_steps:
+            print(f"warning: the schedule of the finished run has {old_steps:,} steps, not {new_steps:,}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 

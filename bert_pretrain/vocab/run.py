@@ -4,6 +4,7 @@ All cores count the chunks of the text in one pass. From the counts, a WordPiece
 chosen, or an existing vocabulary is extended. Metrics are computed on held-out documents.
 """
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ def make_vocab(
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, metrics = _make(counts, old, config, inputs[0])
+        tokenizer, metrics = _make(counts, old, config, inputs)
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
@@ -104,7 +105,7 @@ def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
     rules = {NORMALIZER_NAMES[name]: value for name, value in old.settings.items()}
     for name, value in rules.items():
         if getattr(config, name) not in (VocabConfig.model_fields[name].default, value):
-            what = f"the vocabulary to extend has the value {value}"
+            what = f"the vocabulary to extend has the value {json.dumps(value)}"
             raise ConfigError(what, where=f"vocab.{name}", remedy="remove the setting, or build a new vocabulary")
     return config.model_copy(update=rules)
 
@@ -181,7 +182,9 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
     return _merged(files)
 
 
-def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
+def _make(
+    counts: Counts, old: Tokenizer | None, config: Config, inputs: Sequence[str]
+) -> tuple[Tokenizer, dict[str, Any]]:
     """Train or extend a vocabulary. Return its tokenizer, and metrics of the vocabulary and the text."""
     repairs_and_drops = join_reasons(counts.repairs_and_drops)
     check_texts(repairs_and_drops, counts.documents)
@@ -189,9 +192,9 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         counts.training, counts.held_out = counts.held_out, Counter()
     normalized = normalize(counts, config.vocab, config.data.language, old)
     words, held_out = normalized.training, normalized.held_out
-    check_decoded(repairs_and_drops, words.total() + held_out.total(), where)
+    check_decoded(repairs_and_drops, words.total() + held_out.total(), inputs)
     if not words:
-        raise InputError("the inputs contain no text", where=where, remedy="give files that contain text")
+        raise InputError("the inputs contain no text", where=inputs[0], remedy="give files that contain text")
     tokenizer, details = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
     measured = held_out or words
     return tokenizer, {

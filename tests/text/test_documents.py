@@ -383,7 +383,10 @@ def test_a_pattern_reads_folders_and_links_to_nothing_are_reported(tmp_path: Pat
     write(tmp_path / "c" / "a.txt", "One.")
     write(tmp_path / "c" / "1990s" / "b.txt", "Two.")
     assert [Path(source.location).name for source in resolve([f"{tmp_path}/c/*"], DataConfig())] == ["b.txt", "a.txt"]
-    assert len(resolve([f"{tmp_path}/c/**"], DataConfig())) == 2
+    write(tmp_path / "c" / "pictures" / "x.png", "")
+    write(tmp_path / "c" / "output" / "vocab.txt", "[PAD]\n")
+    write(tmp_path / "c" / "output" / "manifest.json", json.dumps({"kind": "vocab", "identity": {}}))
+    assert len(resolve([f"{tmp_path}/c/*"], DataConfig())) == 2  # neither an output nor a folder without text
     (tmp_path / "c" / "d.txt").symlink_to("nothing")
     assert len(resolve([str(tmp_path / "c")], DataConfig())) == 2
     assert "links to folders or to nothing" in capsys.readouterr().out
@@ -394,3 +397,4 @@ def test_a_pattern_reads_folders_and_links_to_nothing_are_reported(tmp_path: Pat
 def test_carriage_returns_alone_are_not_line_ends(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CR without LF"):
         resolve([str(write(tmp_path / "a.txt", b"One.\r\rTwo.\r"))], DataConfig())
+    assert resolve([str(write(tmp_path / "a.txt", b"One line\rwith one.\r"))], DataConfig())
