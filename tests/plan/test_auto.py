@@ -169,7 +169,7 @@ def test_run_that_finished_without_a_time_limit_is_not_trained_again(english_tex
 def test_resumed_run_has_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = {"wall_seconds": 20.0, "longest_seconds": {INITIAL_WEIGHTS: 5.0, "evaluate": 1.0}}
     checkpoint = types.SimpleNamespace(record={"progress": progress})
-    monkeypatch.setattr("bert_pretrain.train.checkpoint.newest_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr("bert_pretrain.train.checkpoint.newest_checkpoint", lambda _, changes: checkpoint)
     with TimeLimit(100.0, tmp_path / "time.json", used_before_open=40.0) as limit:
         stage = pipeline._with_time_left(load_config("tiny"), limit, tmp_path / "run", [1.0], is_first=True)
     # Training reserves the 5 s of the initial weights, although they are over.
