@@ -1,4 +1,6 @@
-"""Detection of text with one sentence per line, in any script, by Unicode character properties."""
+"""Detection of text with one sentence per line, in any script, and of the delimiter of CSV."""
+
+import re
 
 from tokenizers import Regex, normalizers
 
@@ -34,3 +36,9 @@ def _count(pattern: str, text: str) -> int:
     """Count the matches of a regular expression. It may have Unicode properties, which `re` does not support."""
     replaced: str = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
     return replaced.count("\0") - text.count("\0")
+
+
+def delimiter_of(sample: str) -> str:
+    """Return the CSV delimiter that is most frequent in the header outside quotes."""
+    header = re.sub(r'"[^"]*("|$)', "", sample.lstrip("\r\n").partition("\n")[0])
+    return max(",;\t", key=header.count)

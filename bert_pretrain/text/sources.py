@@ -9,7 +9,6 @@ import glob
 import lzma
 import math
 import os
-import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from bert_pretrain.io.manifest import is_output
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.layout import has_one_sentence_per_line
+from bert_pretrain.text.layout import delimiter_of, has_one_sentence_per_line
 
 FORMATS = {
     ".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv",
@@ -399,9 +398,3 @@ def damaged(source: Source, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return error
     return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")
-
-
-def delimiter_of(sample: str) -> str:
-    """Return the CSV delimiter that is most frequent in the header outside quotes."""
-    header = re.sub(r'"[^"]*("|$)', "", sample.lstrip("\r\n").partition("\n")[0])
-    return max(",;\t", key=header.count)
