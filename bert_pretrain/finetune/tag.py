@@ -61,13 +61,11 @@ class Tag(Task):
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
         predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
         is_text = False
-        if predicts and kind in ("tsv", "txt", ""):
-            lines = first_lines(source)
-            is_text = has_text_field or not _end_in_tags(lines, self.labels)
-            if kind == "" and is_text and (has_text_field or _have_several_words(lines)):
-                remedy = "name it .txt if each line is a text, or pass --format conll if each line is a word"
-                raise InputError(f"'{source.location}' has an unknown file format", where=source.flag, remedy=remedy)
-            is_text &= kind != ""
+        if predicts and kind in ("tsv", "txt"):
+            is_text = has_text_field or not _end_in_tags(first_lines(source), self.labels)
+        elif predicts and kind == "" and (has_text_field or _are_texts(first_lines(source), self.labels)):
+            remedy = "name it .txt if each line is a text, or pass --format conll if each line is a word"
+            raise InputError(f"'{source.location}' has an unknown file format", where=source.flag, remedy=remedy)
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # "": CoNLL files have many suffixes, such as .train
             return read_conll(source, column, self.label_column)
         rows = read_rows(source, text_field)
@@ -287,9 +285,10 @@ def _check_spelling(tags: set[str], source: LabelledInput) -> None:
         raise InputError(what, where=where, remedy="write O, B-KIND and I-KIND, with capital letters and a hyphen")
 
 
-def _have_several_words(lines: Sequence[str]) -> bool:
-    """Return whether most lines have more than one field."""
-    return 2 * sum(len(fields) > 1 for _, fields in _fields_of(lines)) > len(lines)
+def _are_texts(lines: Sequence[str], labels: Sequence[str]) -> bool:
+    """Return whether most lines have several words, and do not end in tags."""
+    have_several_words = 2 * sum(len(fields) > 1 for _, fields in _fields_of(lines)) > len(lines)
+    return have_several_words and not _end_in_tags(lines, labels)
 
 
 def _end_in_tags(lines: Sequence[str], labels: Sequence[str]) -> bool:
