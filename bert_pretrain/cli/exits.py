@@ -15,7 +15,7 @@ import typer
 from bert_pretrain.cli.loading import blocked_signals
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
-from bert_pretrain.io.files import DISK_FULL, is_url, local_path
+from bert_pretrain.io.files import DISK_FULL, errno_of, is_url, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Messages of torch's allocators, oneDNN, the dynamic linker and threading.
@@ -26,7 +26,6 @@ _OUT_OF_MEMORY = re.compile(
 _TORCH_SAVE_FAILED = re.compile("inline_container|iostream error")  # the RuntimeError of `torch.save` gives no errno
 # Errors of collective operations after another rank has ended.
 _RANK_LOST = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # errno in the messages of safetensors and tokenizers
 _RESOURCE_LIMITS = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
@@ -131,12 +130,10 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
 
 def _system_error(error: BaseException, next_step: str, output: str) -> UserError | None:
     """Return a user error if the system refused memory, a file or a thread; return None for a bug."""
-    number, path = getattr(error, "errno", None), getattr(error, "filename", None)
+    number, path = errno_of(error), getattr(error, "filename", None)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         number = errno.ENOMEM
-    elif number is None and (match := _OS_ERROR.search(str(error))):
-        number = int(match[1])
-    elif _TORCH_SAVE_FAILED.search(str(error)):
+    elif number is None and _TORCH_SAVE_FAILED.search(str(error)):
         remedy = f"check that the disk is not full; {next_step}"
         return UserError("a file could not be written completely", where=output, remedy=remedy)
     if number in _RESOURCE_LIMITS:

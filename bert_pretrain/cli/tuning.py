@@ -57,7 +57,7 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    names = tuple(tag_names.split(",")) if tag_names else ()
+    names = tuple(map(str.strip, tag_names.split(","))) if tag_names else ()
     values = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
     settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
     settings.check(task)

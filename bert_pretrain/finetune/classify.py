@@ -39,7 +39,7 @@ class Classify(Task):
         rows = read_rows(source, self.settings.text_field)
         if source.flag == "--train":
             values = [row.values.get(self.label_column) for row in rows]
-            others = {str(value) for value in values if value not in (None, "", "-")}
+            others = {str(value).strip() for value in values if value is not None} - {"", "-"}
             self.dash_is_class = "+" in others or len(others) < 2
         return rows
 
@@ -63,7 +63,7 @@ class Classify(Task):
 
     def label_of(self, row: Example, source: LabelledInput) -> Any:
         label = row.get(self.label_column, "--label-field")
-        if label is None or label == "" or label != label:  # NaN
+        if label is None or label != label or not str(label).strip():  # NaN differs from itself
             return None
         if self.settings.regression:
             if (value := _number_of(label)) is None:
@@ -71,13 +71,14 @@ class Classify(Task):
                 raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
             return value
         if isinstance(label, list):
-            return sorted({self._class_of(each, row) for each in label})
-        if label == "-" and not self.dash_is_class:
+            return sorted({self._class_of(each, row, source) for each in label})
+        name = self._class_of(label, row, source)
+        if name == "-" and not self.dash_is_class:
             what, remedy = "the label is '-' (annotators disagree)", "label the row, or remove it"
             raise UnusableRow(what, where=row.where, remedy=remedy)
-        return self._class_of(label, row)
+        return name
 
-    def _class_of(self, label: Any, row: Example) -> str:
+    def _class_of(self, label: Any, row: Example, source: LabelledInput) -> str:
         if isinstance(label, ClassName):
             return label
         if isinstance(label, float) and label.is_integer():
@@ -85,7 +86,7 @@ class Classify(Task):
         if not isinstance(label, str | int):  # bool is a subclass of int: the classes "True" and "False"
             what = f"the label {label!r} is neither a word nor an integer but {type(label).__name__}"
             raise InputError(what, where=row.where, remedy=_USE_REGRESSION)
-        return str(label)
+        return source.normalized(str(label), row.where)
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         counts = Counter(example.label for example in train)
@@ -96,7 +97,7 @@ class Classify(Task):
             values = np.array([example.label for example in train])
             self.label_mean, self.label_deviation = float(values.mean()), float(values.std()) or 1.0
             return
-        non_integers = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
+        non_integers = [name for name in counts if not name.lstrip("+-").isdigit()]
         if non_integers and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == non_integers[0])
             what = f"the labels are not integers, for example {non_integers[0]}"

@@ -73,7 +73,7 @@ def predict(
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
         for begin in range(0, len(examples), BUFFER_ROWS):
             buffer = examples[begin : begin + BUFFER_ROWS]
-            windows = task.encode(buffer, "input")
+            windows = task.windows_of(buffer, "input")
             logits = finetuned.logits(windows, bar, len(buffer), batch_tokens)
             added += map(task.columns, task.decode(buffer, windows, logits))
     input_columns = {name for example in examples for name in example.values}
@@ -90,6 +90,7 @@ def predict(
         rows = [each.values | new for each, new in zip(examples, renamed, strict=True)]
     write_rows(output, rows)
     task.report_long_examples(examples, "input")
+    task.unknown_words.warn()
     print(f"written    {output}: {len(examples):,} rows with {', '.join(names.values())}")
 
 

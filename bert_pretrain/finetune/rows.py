@@ -6,6 +6,7 @@ flaws, so unusable rows are skipped and counted by reason.
 
 import difflib
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,13 @@ class LabelledInput:
         """Record the position of a repaired or skipped row under the reason `what`."""
         self.notes[what].append(where.removeprefix(f"{self.location}: "))
 
+    def normalized(self, label: str, where: str) -> str:
+        """Return a label in NFC and without blanks at its ends, because labels that look equal are equal."""
+        name = unicodedata.normalize("NFC", label).strip()
+        if name != label:
+            self.note("labels with blanks at the ends or not in NFC, which were changed", where)
+        return name
+
     def skip_row(self, error: UnusableRow) -> None:
         """Record an unusable row if `skip_unusable` is set. Otherwise raise InputError."""
         if not self.skip_unusable:
@@ -107,6 +115,9 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
         if number == 0 and any(name == record[name] for name in source.columns):
             what, remedy = "the first line is a header", "remove --columns, or remove the line"
             raise InputError(what, where=str(position), remedy=remedy)
+        if source.is_delimited and len(record) > 1 and all(name == value for name, value in record.items()):
+            source.note("header lines inside the file, which were skipped", str(position))
+            continue
         surplus = record.pop(SURPLUS, [])
         num_fields = sum(value is not None for value in record.values()) + len(surplus)
         if source.is_delimited and num_fields != len(record) and not (surplus and source.columns):
@@ -137,7 +148,13 @@ def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
             raise InputError(what, where=f"{source.flag} {location}", remedy=f"choose one: {remedy}")
         return dataset_records(ByteRange(Source(location, "dataset", None, "")), [splits[names[0]]])
     if kind == "txt" and text_field is not None:
-        lines = read_lines(ByteRange(_file(source, kind)), Counter(), strict=True)
+        file = _file(source, kind)
+        if sample_text(file).startswith("__label__"):
+            what = "lines that start with __label__ (the format of fastText) are not supported"
+            command = r"sed -E 's/^__label__([^ ]+) /\1\t/' FILE > FILE.tsv"
+            remedy = f"make a table with {command}, and pass --columns label,{text_field}"
+            raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
+        lines = read_lines(ByteRange(file), Counter(), strict=True)
         return (({text_field: line.removesuffix("\r")}, position) for line, position in lines)
     if kind in ("", "conll", "txt"):
         is_conll = kind == "conll"
@@ -155,8 +172,8 @@ def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
 
 
 def first_lines(source: LabelledInput) -> list[str]:
-    """Return the nonblank lines among the first 100 lines of a text file."""
-    return [line for line in sample_text(_file(source, "txt")).splitlines()[:100] if line.strip()]
+    """Return the first 100 lines of a text file."""
+    return sample_text(_file(source, "txt")).splitlines()[:100]
 
 
 def read_text(source: LabelledInput) -> str:

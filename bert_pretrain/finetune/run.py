@@ -94,9 +94,9 @@ def finetune(
         else:
             for leftover in filter(Path.is_dir, files.temporaries_of(output)):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            from bert_pretrain.finetune.training import FineTuner, quiet_transformers
+            from bert_pretrain.finetune.training import FineTuner, isolated_transformers
 
-            with quiet_transformers():
+            with isolated_transformers():
                 _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
             print(f"model, metrics and predictions: {output}")
     if warning := files.read_json(output / METRICS).get("warning"):

@@ -8,7 +8,6 @@ edge.
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,17 +18,14 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.baselines import most_frequent_tags
-from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
+from bert_pretrain.finetune.conll import ENTITY_TAG, FORMAT, OUTSIDE, is_entity_tag, read_conll, sentences_of
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window, encode_texts
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
-OUTSIDE = "O"
-_ENTITY_TAG = re.compile(r"O|([BIMESLUW])-(\S.*)")  # of BIO, IOBES, BMES and BILOU
 _OTHER_SPELLING = re.compile(r"[BIMESLUW][-_.:/]\S+|\S+[-_.:/][BIMESLUW]", re.IGNORECASE)
 _BARE_TAGS, _BARE_KIND = set("BIMESLUW"), "ENTITY"  # tags without a kind, and the kind that they get
-_CONLL_U = re.compile(r"\d+([-.]\d+)?(\t[^\t]+){9}")
-_FORMAT = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
 
 
 class Tag(Task):
@@ -49,9 +45,9 @@ class Tag(Task):
         rows = self._rows(source)
         if self.has_plain_tags is None and source.flag != INPUT:
             values = [row.values.get(self.label_column) for row in rows]
-            tags = {tag for value in values if isinstance(value, list) for tag in value if isinstance(tag, str)}
+            tags = {tag.strip() for value in values if isinstance(value, list) for tag in value if isinstance(tag, str)}
             tags |= set(self.settings.tag_names)
-            has_prefix = any(map(_ENTITY_TAG.fullmatch, tags - {OUTSIDE}))
+            has_prefix = any(map(ENTITY_TAG.fullmatch, tags - {OUTSIDE}))
             self.has_plain_tags = not has_prefix and not tags <= _BARE_TAGS | {OUTSIDE}
             if self.has_plain_tags:
                 _check_spelling(tags, source)
@@ -60,23 +56,31 @@ class Tag(Task):
     def _rows(self, source: LabelledInput) -> list[Example]:
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
         predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
-        is_text = False
-        if predicts and kind in ("tsv", "txt"):
-            is_text = has_text_field or not _end_in_tags(first_lines(source), self.labels)
-        elif predicts and kind == "" and (has_text_field or _are_texts(first_lines(source), self.labels)):
+        is_conll = kind in ("conll", "tsv", "txt", "")  # "": CoNLL files have many suffixes, such as .train
+        is_text = predicts and is_conll and kind != "conll" and (has_text_field or self._has_texts(source))
+        if is_text and kind == "":
             remedy = "name it .txt if each line is a text, or pass --format conll if each line is a word"
             raise InputError(f"'{source.location}' has an unknown file format", where=source.flag, remedy=remedy)
-        if kind in ("conll", "tsv", "txt", "") and not is_text:  # "": CoNLL files have many suffixes, such as .train
-            return read_conll(source, column, self.label_column)
+        if is_conll and not is_text:
+            return read_conll(source, self.settings)
         rows = read_rows(source, text_field)
         if not predicts and rows and isinstance(rows[0].values.get("label"), dict):
             what = "entities as positions in a text (the format of CLUENER) are not supported"
-            raise InputError(what, where=rows[0].where, remedy=f"convert the file to JSONL with {_FORMAT}")
+            raise InputError(what, where=rows[0].where, remedy=f"convert the file to JSONL with {FORMAT}")
         for row in rows if predicts else ():
             if has_text_field or (column not in row.values and (is_text or text_field in row.values)):
                 text = row.get(text_field, "--text-field")
                 row.values[column] = self._split_words(text) if isinstance(text, str) else []
         return rows
+
+    def _has_texts(self, source: LabelledInput) -> bool:
+        """Return whether the lines of a file are texts. Tags of punctuation do not count: texts also end in `.`."""
+        columns, sentences = sentences_of(first_lines(source), self.settings)
+        words = [fields for sentence in sentences for _, fields in sentence]
+        known = {label for label in self.labels if label[:1].isalnum()}
+        num_tagged = sum(tag in known or is_entity_tag(tag) for tag in map(columns.tag_of, words))
+        have_several_words = 2 * sum(len(fields) > 1 for fields in words) > len(words)
+        return 2 * num_tagged <= len(words) and (source.kind != "" or have_several_words)
 
     def _split_words(self, text: str) -> list[str]:
         """Split a text as BERT does. Words keep characters that the tokenizer removes, such as joiners in Persian."""
@@ -102,11 +106,12 @@ class Tag(Task):
         if len(tags) != len(row.inputs["tokens"]):
             what = f"'{self.settings.tokens_field}' and '{self.label_column}' differ in length"
             raise UnusableRow(what, where=row.where, remedy="write one tag per word")
+        tags = [source.normalized(tag, row.where) for tag in tags]
         if self.has_plain_tags:
             return tags
         tags = [f"{tag}-{_BARE_KIND}" if tag in _BARE_TAGS else tag for tag in tags]
-        if wrong := [tag for tag in tags if not _ENTITY_TAG.fullmatch(tag)]:
-            remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words; {_FORMAT}"
+        if wrong := [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]:
+            remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words; {FORMAT}"
             raise UnusableRow(f"the tag {wrong[0]!r} is not a BIO tag", where=row.where, remedy=remedy)
         return to_bio(tags)
 
@@ -253,29 +258,6 @@ def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, ran
     return [(words, range(*labelled)) for words, labelled in zip(shown, pairwise(borders), strict=True)]
 
 
-def _fields_of(lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the fields of each line of CoNLL's format. A line between sentences has no fields.
-
-    In CoNLL-U the fields are FORM and UPOS, without ranges (1-2) and empty nodes (1.1). Comments are left out: lines
-    with `# ` at the start and another number of fields than the first word.
-    """
-    first = next((line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
-    is_conll_u, width = _CONLL_U.fullmatch(first.strip()), len(_split(first))
-    for number, line in enumerate(lines, start=1):
-        fields = _split(line) if line.strip() and not line.startswith("-DOCSTART-") else []
-        if is_conll_u and fields:
-            if fields[0].isdecimal():
-                yield number, fields[1:4:2]
-        elif not line.startswith("# ") or len(fields) == width:
-            yield number, fields
-
-
-def _split(line: str) -> list[str]:
-    """Split a line at tabs if it has any, otherwise at blanks. A word such as 10 000 may have a no-break space."""
-    text = line.strip(" \t\r")
-    return [field for field in text.split("\t" if "\t" in text else " ") if field]
-
-
 def _check_spelling(tags: set[str], source: LabelledInput) -> None:
     """Raise InputError for BIO tags in another spelling, such as `B_PER` or `b-per`."""
     others = sorted(tag for tag in tags if tag.upper() != OUTSIDE)
@@ -285,61 +267,12 @@ def _check_spelling(tags: set[str], source: LabelledInput) -> None:
         raise InputError(what, where=where, remedy="write O, B-KIND and I-KIND, with capital letters and a hyphen")
 
 
-def _are_texts(lines: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether most lines have several words, and do not end in tags."""
-    have_several_words = 2 * sum(len(fields) > 1 for _, fields in _fields_of(lines)) > len(lines)
-    return have_several_words and not _end_in_tags(lines, labels)
-
-
-def _end_in_tags(lines: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether most lines end in a tag. Tags of punctuation do not count, because texts also end in `.`."""
-    known = {label for label in labels if label[:1].isalnum()}
-    words = [fields for _, fields in _fields_of(lines) if fields]
-    tags = [fields[-1] for fields in words if len(fields) > 1]
-    return 2 * sum(tag in known or bool(_ENTITY_TAG.fullmatch(tag)) for tag in tags) > len(words)
-
-
-def read_conll(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Example]:
-    """Read CoNLL's format: the first field of a line is the word, the last its tag. Blank lines separate sentences.
-
-    If a word of a sentence has no tag, the sentence is skipped in `--train` and `--validation`. In `--test` and in the
-    input of `predict`, it is kept without tags. Raises InputError if a line seems to be a whole sentence.
-    """
-    if source.columns:
-        what, remedy = "--columns is not for files with one word and its tag per line", "remove it"
-        raise InputError(what, where="--columns", remedy=remedy)
-    rows: list[Example] = []
-    lines: list[tuple[int, list[str]]] = []  # line numbers and fields of the current sentence
-    row_number = 0
-    for number, fields in _fields_of([*read_text(source).split("\n"), ""]):
-        if fields:
-            is_first = not rows and not lines and source.flag != INPUT
-            has_word_or_all_tags = not _ENTITY_TAG.fullmatch(fields[-1]) or all(map(_ENTITY_TAG.fullmatch, fields))
-            if is_first and len(fields) > 4 and has_word_or_all_tags:
-                what = "the line is a whole sentence; two parallel files of words and tags (MSRA) are not supported"
-                where, remedy = f"{source.location}: line {number}", f"convert the files to JSONL with {_FORMAT}"
-                raise InputError(what, where=where, remedy=remedy)
-            lines.append((number, fields))
-        elif lines:
-            untagged = [at for at, fields in lines if len(fields) == 1]
-            if untagged and source.flag not in (INPUT, "--test"):
-                where = f"{source.location}: line {untagged[0]}"
-                remedy = f"write the word, a tab and its tag; or convert the file to JSONL with {_FORMAT}"
-                source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))
-            else:
-                words = {tokens_field: [fields[0] for _, fields in lines]}
-                tags = {} if untagged else {tags_field: [fields[-1] for _, fields in lines]}
-                rows.append(Example(row_number, f"{source.location}: line {lines[0][0]}", words | tags))
-            lines, row_number = [], row_number + 1
-    return rows
-
-
 def to_bio(tags: list[str]) -> list[str]:
     """Convert the tags of a sentence to BIO from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU."""
     converted = []
     open_kind = None  # kind of the entity that the next tag may continue
     for tag in tags:
-        prefix, kind = match.groups() if (match := _ENTITY_TAG.fullmatch(tag)) else (None, None)
+        prefix, kind = match.groups() if (match := ENTITY_TAG.fullmatch(tag)) else (None, None)
         continues = prefix is not None and prefix in "IMEL" and kind == open_kind
         converted.append(f"{'I' if continues else 'B'}-{kind}" if prefix else tag)
         open_kind = kind if prefix and prefix not in "SUWEL" else None  # these end an entity
@@ -351,4 +284,6 @@ def _string_list(row: Example, column: str, flag: str) -> list[str] | None:
     values = row.get(column, flag)
     if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):
         return values
-    raise InputError(f"'{column}' is not a list of strings", where=row.where, remedy=f"write {_FORMAT}")
+    table = "a table with one word per row must become .conll: word, tab, tag; a blank line after each sentence"
+    what, remedy = f"'{column}' is not a list of strings but {values!r:.40}", f"write {FORMAT}; {table}"
+    raise InputError(what, where=row.where, remedy=remedy)

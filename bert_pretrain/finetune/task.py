@@ -15,6 +15,7 @@ from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.texts import UnknownWords
 
 MODEL = "model"  # model folder of a trial
 
@@ -52,6 +53,7 @@ class Task(ABC):
         # A regression is trained on `(label - label_mean) / label_deviation`. The finished head predicts labels.
         self.label_mean, self.label_deviation = 0.0, 1.0
         self.allows_no_answer = False
+        self.unknown_words = UnknownWords(tokenizer)  # of all examples that became windows
 
     @abstractmethod
     def rows(self, source: LabelledInput) -> list[Example]:
@@ -116,6 +118,15 @@ class Task(ABC):
     @abstractmethod
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         """Return the windows of the examples, in their order."""
+
+    def windows_of(self, examples: list[Example], split: str) -> list[Window]:
+        """Return the windows of the examples, and count their unknown words."""
+        windows = self.encode(examples, split)
+        for window in windows:
+            values = examples[window.example].inputs.values()
+            text = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
+            self.unknown_words.add(text, window.input_ids[1:-1])
+        return windows
 
     def report_long_examples(self, examples: list[Example], split: str) -> None:
         """Print how many examples are longer than a window."""

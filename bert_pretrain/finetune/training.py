@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
-from bert_pretrain.io.files import atomic_folder, read_json, write_json
+from bert_pretrain.io.files import DISK_FULL, atomic_folder, errno_of, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.folder import CONFIG
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -87,10 +88,11 @@ class FineTuner:
         self.precision = choose_precision("auto", device)
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
-            self.windows[split] = task.encode(rows, split)
+            self.windows[split] = task.windows_of(rows, split)
             task.report_long_examples(rows, split)
             if split != "train":  # reduces the padding of batches
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
+        task.unknown_words.warn()
 
     def train(
         self, settings: Settings, folder: Path, *, untrained: bool = False, on_all_rows: bool = False
@@ -190,6 +192,8 @@ def fit(trainer: Any, folder: Path) -> None:
         where, remedy = "--batch-size, --max-length", "reduce one or use --device cpu, and start over with --overwrite"
         raise ConfigError("the GPU is out of memory", where=where, remedy=remedy) from error
     except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        if errno_of(error) in DISK_FULL:  # while a checkpoint is written
+            raise
         damage_messages = ("PytorchStreamReader", "find a valid checkpoint")  # of torch and of the Trainer
         if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in damage_messages):
             raise
@@ -229,8 +233,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off the log and the progress bars of `transformers`."""
+def isolated_transformers() -> Iterator[None]:
+    """Turn off the log and the progress bars of `transformers`, and plugins that the environment turns on."""
+    plugins = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     logging: Any = transformers.utils.logging
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -238,6 +243,7 @@ def quiet_transformers() -> Iterator[None]:
     try:
         yield
     finally:
+        os.environ.update(plugins)
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()

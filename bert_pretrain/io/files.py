@@ -20,6 +20,7 @@ STATUS = "status.json"
 CHECKSUMS = "checksums.json"
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 100
+_ERRNO = re.compile(r"(?:os error|Errno) (\d+)")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # `errno` of a write for which there is no room
 _REPLACED_SUFFIX = ".old.tmp"
 _DIGEST_KEY = "content_sha256"
@@ -28,6 +29,12 @@ _DIGEST_KEY = "content_sha256"
 def is_url(location: str) -> bool:
     """Return whether a location is a URL for fsspec, not a local path."""
     return "://" in location
+
+
+def errno_of(error: BaseException) -> int | None:
+    """Return the `errno` of an error. Libraries in Rust and `shutil.copytree` have it only in the message."""
+    match = _ERRNO.search(str(error))
+    return int(match[1]) if match else getattr(error, "errno", None)
 
 
 def local_path(location: str | Path, flag: str) -> Path:

@@ -125,7 +125,7 @@ def encoded_groups(
             unknown_words.add(text.text, text_ids)
         yield group, ids
     if warns:
-        unknown_words.warn(MAX_UNK_SHARE)
+        unknown_words.warn()
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -166,7 +166,7 @@ class UnknownWords:
             pairs = zip(encoding.ids, encoding.offsets, strict=True)
             self._words += [text[slice(*span)][:24] for token, span in pairs if token == self._tokenizer.unk_id]
 
-    def warn(self, max_share: float) -> None:
+    def warn(self, max_share: float = MAX_UNK_SHARE) -> None:
         """Print a warning if more than `max_share` of the tokens are [UNK]."""
         if self._num_unknown > max_share * self._num_tokens:
             words = ", ".join(map(repr, self._words[:MAX_WORDS_SHOWN]))

@@ -220,6 +220,7 @@ C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲",
     ("task", "name", "text", "columns"),
     [
         ("tag", "sentences.txt", "中 共 中 央 致 电\n中 国 致 公 党\n", ["tokens", "tags"]),
+        ("classify", "fast.txt", "__label__good fine day\n", ["label", "text"]),
         ("tag", "train.json", CLUENER, ["tokens", "tags"]),
         ("classify", "m-train.json", C3, ["text", "pair", "label"]),
         ("answer", "m-train.json", C3, ["text", "pair", "label"]),

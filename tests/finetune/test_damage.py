@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint
+from tests.conftest import call
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -63,3 +65,24 @@ def test_a_damaged_checkpoint_is_an_error_and_overwrite_starts_over(toy_model, t
         finetune("classify", toy_model, **call, settings=settings)
     assert not (tmp_path / "out").exists()
     assert finetune("classify", toy_model, **call, settings=settings, overwrite=True) == tmp_path / "out"
+
+
+def test_finished_epochs_are_kept_when_the_disk_is_full(toy_model, tmp_path, monkeypatch, capsys) -> None:
+    save, limits = Trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_on_a_full_disk(trainer: Trainer, *arguments: object, **options: object) -> None:
+        if trainer.state.epoch > 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        save(trainer, *arguments, **options)
+
+    train = write_rows(tmp_path / "a.jsonl", reviews(40, 1))
+    command = ["finetune", "classify", toy_model, "--train", train, "--output", tmp_path / "out", "--epochs", 2]
+    monkeypatch.setattr(Trainer, "_save_checkpoint", save_on_a_full_disk)
+    try:
+        message = call(*command, code=2).stderr
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.undo()
+    assert "larger than allowed" in message
+    assert "without --overwrite, continues where it stopped" in message
+    assert "continues from checkpoint-" in call(*command).stdout

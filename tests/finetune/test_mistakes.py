@@ -27,6 +27,7 @@ MISTAKES = {
     "empty file": ("\n", "classify", "no rows", "x.jsonl"),
     "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
+    "a word per row": ('{"tokens": "Anna", "tags": "O"}\n', "tag", "a list of strings but 'Anna'", "x.jsonl: line 1"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
     "one plain tag": ('{"tokens": ["a"], "tags": ["NOUN"]}\n', "tag", "every tag is NOUN", "x.jsonl: line 1"),
     "no entities": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),

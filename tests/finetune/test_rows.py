@@ -78,3 +78,26 @@ def test_rows_without_a_column_are_skipped_unless_all_lack_it(tokenizer: Tokeniz
     assert len(task.read(LabelledInput(write_rows(tmp_path / "a.jsonl", rows), "--train"))) == 3
     with pytest.raises(InputError, match="no column 'label'; 1 of 1 rows"):
         task.read(LabelledInput(write_rows(tmp_path / "b.jsonl", rows[3:]), "--train"))
+
+
+def test_labels_that_look_equal_are_equal(read) -> None:
+    rows = [
+        {"text": "good", "label": label}
+        for label in ("caf\u00e9", "cafe\u0301 ", " caf\u00e9", ["cafe\u0301", "a "], " ")
+    ]
+    examples, notes = read("classify", "a.jsonl", rows)
+    assert [example.label for example in examples] == ["caf\u00e9"] * 3 + [["a", "caf\u00e9"]]
+    assert "not in NFC, which were changed: 4 (first: line 2)" in notes
+    rows = [{"tokens": ["anna", "sings"], "tags": ["B-PER ", "O "]}]
+    (example,), notes = read("tag", "b.jsonl", rows)
+    assert example.label == ["B-PER", "O"]
+    assert "changed: 2" in notes
+
+
+@pytest.mark.parametrize("flag", ["--train", "INPUT"])
+def test_header_lines_of_joined_files_are_skipped_and_counted(read, flag: str) -> None:
+    table = "text,label\ngood,a\nbad,b\n"
+    examples, notes = read("classify", "a.csv", table * 2, flag)
+    assert [example.inputs["text"] for example in examples] == ["good", "bad"] * 2
+    assert notes == "header lines inside the file, which were skipped: 1 (first: line 4)\n"
+    assert len(read("classify", "b.csv", "text\ngood\ntext\n", "INPUT")[0]) == 2  # a text, if there is one column

@@ -213,3 +213,17 @@ def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Pat
     first, second = ([line for line in text if "seconds" not in line] for text in texts)
     assert first == second
     assert not (tmp_path / "killed.partial").exists()
+
+
+def test_plugins_of_the_environment_are_ignored_and_unknown_words_reported(
+    toy_model: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    for plugin in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
+        monkeypatch.setenv(f"ACCELERATE_USE_{plugin}", "true")
+    rows = [{"text": draw * 50, "label": label} for draw in ("AC", "GT", "CA", "TG") for label in "ab"]
+    train, output = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out"
+    finetune("classify", toy_model, train=train, output=output, settings=Settings(epochs=1))
+    assert os.environ["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert "8 of 8 tokens are [UNK]: 'ACACAC" in capsys.readouterr().err
+    predicted(output, train, "predicted_label")
+    assert "8 of 8 tokens are [UNK]: 'ACACAC" in capsys.readouterr().err
