@@ -30,7 +30,7 @@ class Columns:
     word: int = 0
     tag: int = -1  # the last one
     is_counted: bool = False  # the first field is the number of the word in its sentence
-    has_entities: bool = False  # all tags are BIO tags
+    is_bio: bool = False  # all tags are BIO tags
 
     def tag_of(self, fields: Sequence[str]) -> str | None:
         """Return the tag of a word, or None if the line has none."""
@@ -40,11 +40,11 @@ class Columns:
     def is_word(self, fields: Sequence[str]) -> bool:
         """Return whether a line is a word, and not a comment or, in CoNLL-U, a range (1-2) or an empty node (1.1).
 
-        A line that starts with `#` is a comment if it has another number of fields or no BIO tag, unlike other lines.
+        A line that starts with `#` is a comment if it has another number of fields than most words, or no BIO tag.
         """
         if self.is_counted or not fields[0].startswith("#"):
             return fields[0].isdecimal() or not self.is_counted
-        return len(fields) == self.width and (not self.has_entities or is_entity_tag(self.tag_of(fields)))
+        return len(fields) == self.width and (not self.is_bio or is_entity_tag(self.tag_of(fields)))
 
 
 def is_entity_tag(tag: str | None) -> bool:
