@@ -85,10 +85,10 @@ def columns_of(sentences: Sequence[list[list[str]]], settings: Settings) -> Colu
     table = [[fields[index] for fields in rows if len(fields) == width] for index in range(width)]
     is_bio = [all(map(is_entity_tag, column)) for column in table]
     kinds = [{tag[2:] for tag in column if tag != OUTSIDE} for column in table]
-    counts = all(map(_counts, sentences))
-    is_conll_u = counts and width == _CONLL_U_COLUMNS
-    word = int(is_conll_u or (counts and width > 1 and len(rows) > len(sentences)))
-    is_counted, tag = word == 1, _UPOS if is_conll_u else width - 1
+    may_count = width == _CONLL_U_COLUMNS or (width > 1 and len(rows) > len(sentences))
+    is_counted = may_count and all(map(_counts, sentences))
+    word = int(is_counted)
+    tag = _UPOS if is_counted and width == _CONLL_U_COLUMNS else width - 1
     if is_bio[word] and kinds[word] and not is_bio[tag]:
         word, tag = word + 1, word
     while tag - 1 > word and is_bio[tag - 1] and is_bio[tag] and kinds[tag] <= kinds[tag - 1]:
