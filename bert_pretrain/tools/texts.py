@@ -164,12 +164,13 @@ class UnknownWords:
         if num_unknown and len(self._words) < MAX_WORDS_SHOWN:
             encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
             pairs = zip(encoding.ids, encoding.offsets, strict=True)
-            self._words += [text[slice(*span)][:24] for token, span in pairs if token == self._tokenizer.unk_id]
+            self._words += [text[slice(*span)] for token, span in pairs if token == self._tokenizer.unk_id]
 
     def warn(self, max_share: float = MAX_UNK_SHARE) -> None:
         """Print a warning if more than `max_share` of the tokens are [UNK]."""
         if self._num_unknown > max_share * self._num_tokens:
-            words = ", ".join(map(repr, self._words[:MAX_WORDS_SHOWN]))
+            words = ", ".join(repr(word[:24]) for word in self._words[:MAX_WORDS_SHOWN])
             what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK]: {words}"
-            hint = "use the language, script, case and word spacing of the model's vocabulary"
+            long_word_hint = self._tokenizer.long_word_hint(self._words)
+            hint = long_word_hint or "use the language, script, case and word spacing of the model's vocabulary"
             print(f"warning: {what}\n  hint: {hint}", file=sys.stderr)

@@ -220,10 +220,12 @@ def test_plugins_of_the_environment_are_ignored_and_unknown_words_reported(
 ) -> None:
     for plugin in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
         monkeypatch.setenv(f"ACCELERATE_USE_{plugin}", "true")
-    rows = [{"text": draw * 50, "label": label} for draw in ("AC", "GT", "CA", "TG") for label in "ab"]
+    rows = [{"text": draw * 51, "label": label} for draw in ("AC", "GT", "CA", "TG") for label in "ab"]
     train, output = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out"
     finetune("classify", toy_model, train=train, output=output, settings=Settings(epochs=1))
     assert os.environ["ACCELERATE_USE_DEEPSPEED"] == "true"
-    assert "8 of 8 tokens are [UNK]: 'ACACAC" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "8 of 8 tokens are [UNK]: 'ACACAC" in message
+    assert "a word of more than 100 characters is always [UNK]" in message
     predicted(output, train, "predicted_label")
     assert "8 of 8 tokens are [UNK]: 'ACACAC" in capsys.readouterr().err
