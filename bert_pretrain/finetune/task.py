@@ -123,9 +123,9 @@ class Task(ABC):
         """Return the windows of the examples, and count their unknown words."""
         windows = self.encode(examples, split)
         for window in windows:
-            values = examples[window.example].inputs.values()
-            text = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
-            self.unknown_words.add(text, window.input_ids[1:-1])
+            inputs = examples[window.example].inputs
+            texts = inputs.get("tokens") or [text for name, text in inputs.items() if name != "id"]
+            self.unknown_words.add(" ".join(texts), window.input_ids[1:-1])
         return windows
 
     def report_long_examples(self, examples: list[Example], split: str) -> None:
