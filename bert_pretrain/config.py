@@ -212,6 +212,11 @@ class DataConfig(_Section):
     seed: Int = 12345
     """Random seed of pairs, masks, order and the validation split."""
 
+    @property
+    def segments_words(self) -> bool:
+        """Whether a segmenter finds the words of Chinese text."""
+        return self.word_segmenter == "jieba"
+
     @model_validator(mode="after")
     def _segmenter_needs_whole_words(self) -> "DataConfig":
         if self.word_segmenter and not self.whole_word_mask:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import math
-import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,12 +16,12 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
-from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned
-from bert_pretrain.text.sources import evenly_spaced, examined, resolve
+from bert_pretrain.text.corpus import Corpus
+from bert_pretrain.text.sources import resolve
 from bert_pretrain.train.inputs import check_needs, check_positions
 from bert_pretrain.vocab.run import make_vocab
 
@@ -182,20 +181,10 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
 
 def _copy_samples(config: Config, folder: Path) -> tuple[list[str], float]:
     """Copy the start of some inputs to a folder. Return the copies, and the size of the corpus relative to them."""
-    sources = [source for source in resolve(config.inputs, config.data, detect=False) if not source.is_validation]
     whole_words = config.vocab.tokens == "words"
-    sampled = [examined(each, config.data, whole_words=whole_words) for each in evenly_spaced(sources, MAX_SOURCES)]
-    samples: list[str] = []
-    sample_bytes, input_bytes = 0, 0.0  # of the copies, and of the parts of the sampled inputs that a run reads
-    for number, source in enumerate(sampled):
-        suffix = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
-        sample = f"{folder}/{number}.{suffix}"
-        _, share = sample_source(source, Path(sample), SAMPLE_BYTES // len(sampled), config.data)
-        size = os.path.getsize(sample)
-        samples.append(sample)
-        sample_bytes += size
-        input_bytes += source.fraction_read * size / share
-    return samples, len(sources) / len(sampled) * input_bytes / max(1, sample_bytes)
+    corpus = Corpus.open(config.inputs, config.data, whole_words=whole_words, examine=False, finds_language=False)
+    sample = corpus.training.sample(folder, SAMPLE_BYTES)
+    return [source.location for source in sample.corpus.sources], sample.scale
 
 
 def _for_samples(config: Config) -> Config:

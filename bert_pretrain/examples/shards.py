@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError, with_config
 
-from bert_pretrain.config import SINGLE_CHARACTERS, DataConfig
+from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path, sha256_file
@@ -165,13 +165,6 @@ class DataFolder:
             what = f"this version cannot read the configuration of the data: {first_problem(error)}"
             remedy = "use the version of bert-pretrain that made the data, or make it again with this version"
             raise DataError(what, where=str(self.path / MANIFEST), remedy=remedy) from error
-
-    @property
-    def repeatable_config(self) -> DataConfig:
-        """The section `data` with which the same inputs give the same data."""
-        # In `config`, a word segmenter of None means single characters, see `with_language`.
-        is_single = self.config.whole_word_mask and self.config.word_segmenter is None
-        return self.config.model_copy(update={"word_segmenter": SINGLE_CHARACTERS}) if is_single else self.config
 
     @property
     def max_seq_length(self) -> int:

@@ -47,7 +47,7 @@ def check_shard(
     except DataError as error:
         return ShardReport({"shards": f"{error.what} ({error.remedy})"})
     stores_masks = config.masking == "static" or split == "validation"
-    expected = (config.next_sentence != "none", stores_masks, config.word_segmenter is not None and not stores_masks)
+    expected = (config.next_sentence != "none", stores_masks, config.segments_words and not stores_masks)
     columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
     if expected != tuple(column is not None for column in columns):
         return ShardReport({"shards": f"{record.path} has a missing or an extra column"})

@@ -45,7 +45,7 @@ def ingest(
     sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], TokenStore]:
     """Tokenize all inputs into the token store; return the statistics of the corpus, and the store."""
-    if config.word_segmenter is not None:
+    if config.segments_words:
         jieba()  # raises a clear error if it is missing; `store_key` needs its version
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,6 @@ def ingest(
     corpus = summary.join_corpus([[each for _, each in group] for _, group in by_input], summaries)
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
     check_decoded(corpus["repairs_and_drops"], corpus["tokens"], [source.location for source in sources])
-    size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
-    layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
-    print(
-        f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
-        f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "
-        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(sorted(layouts))}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
-    )
     return corpus, TokenStore(folder, len(groups))
 
 
@@ -188,7 +181,7 @@ class _StoreWriter:
         self._is_continuation = column("is_continuation", bool)
         self._document_offsets = column("document_offsets", np.int64)
         self._document_hashes = column("document_hashes", np.uint64)
-        self._continues_word = column("continues_word", bool) if config.word_segmenter else None
+        self._continues_word = column("continues_word", bool) if config.segments_words else None
         self._sentence_offsets.append(np.zeros(1))
         self._document_offsets.append(np.zeros(1))
         self._clear()

@@ -5,6 +5,8 @@ kept, so the same command resumes after an interruption.
 """
 
 import shutil
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,17 +23,17 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
-from bert_pretrain.io.pool import Pool, open_pool, run_each
+from bert_pretrain.io.pool import LocalPool, Pool, open_pool, run_each
 from bert_pretrain.make_data import build, summary
-from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import starts_of_texts, with_language
+from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
+SAMPLE_BYTES = 8 << 20  # of the text, for a dry run
 
 
 def make_data(
@@ -55,17 +57,18 @@ def make_data(
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
+    cores = workers or available_cores()
     # The identity of an existing output contains the detected format of every input. Without an output, a dry run opens
     # only the inputs that it samples.
-    detect = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
-    cores = workers or available_cores()
-    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, detect=detect, workers=cores)
-    config = config.model_copy(update={"data": with_language(config.data, sources)})
-    _check_accents(config, sources, tokenizer)
+    examine = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
+    text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words, workers=cores, examine=examine)
+    config = config.model_copy(update={"data": text.config})
+    _check_accents(text, tokenizer)
+    sources = list(text.sources)
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer, examine=not detect).describe(cores))
+        print(_estimate(config, text, tokenizer, cores))
         return output
     manifest.check_writable(stores, "--store")
     with manifest.exclusive(output):
@@ -95,18 +98,36 @@ def make_data(
     return output
 
 
-def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) -> None:
+def _check_accents(text: Corpus, tokenizer: Tokenizer) -> None:
     """Warn if the vocabulary strips accents that `vocab` would keep for this text."""
     if not tokenizer.strips_accents:
         return
-    text = "\n".join(starts_of_texts(sources, config.data, 4))
     lowercase = bool(tokenizer.settings["do_lower_case"])
-    loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)
-    if keeps_accents(loss, config.data.language):
+    words = count_words("\n".join(text.texts[::4]), lowercase=lowercase)
+    loss = accent_loss(words, lowercase=lowercase)
+    if keeps_accents(loss, text.config.language):
         print(
             f"warning: the vocabulary strips accents, which changes {loss.describe()}\n"
             "  hint: build one from this text with 'bert-pretrain vocab', which keeps accents that matter"
         )
+
+
+def _estimate(config: Config, text: Corpus, tokenizer: Tokenizer, workers: int) -> str:
+    """Run the stage on a sample of the text, in a temporary folder, and describe what it would make of all text."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sample = text.sample(folder, SAMPLE_BYTES)
+        start = time.process_time()
+        sources = list(sample.corpus.sources)
+        with LocalPool(1) as pool:
+            corpus, splits = _write_splits(
+                config, sources, tokenizer, folder / "data", folder / "store", pool, is_sample=sample.is_part
+            )
+        seconds = time.process_time() - start
+        store_bytes = sum(file.stat().st_size for file in folder.glob("store/*/*/*.npy"))
+    is_file = all(source.boundary == "file" for source in sources)  # a copy may be the start of a document
+    documents = len(text.sources) if is_file else None
+    return summary.describe_estimate(config.data, sample, corpus, splits, store_bytes, seconds, workers, documents)
 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -134,14 +155,28 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 
 
 def _write_splits(
-    config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
+    config: Config,
+    sources: list[Source],
+    tokenizer: Tokenizer,
+    output: Path,
+    stores: Path,
+    pool: Pool,
+    *,
+    is_sample: bool = False,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Tokenize all text and build all shards. Return the entries `corpus` and `splits` of the manifest."""
+    """Tokenize all text and build all shards. Return the entries `corpus` and `splits` of the manifest.
+
+    With `is_sample`, the text is a part of the corpus, so its amount is neither printed nor judged.
+    """
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
+    if not is_sample:
+        print(summary.describe_corpus(corpus, sources, store.folder))
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)
     with manifest.exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
+    if not is_sample:
+        summary.warn_of_large_documents(plan, corpus, sources)
     try:
         splits = _build_shards(plan, pool)
         summary.check_splits(splits, corpus, plan)

@@ -5,6 +5,7 @@ finished shards, so that they can be compared with the configuration. Each shard
 """
 
 import base64
+import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.config import DataConfig
+from bert_pretrain.config import DataConfig, duration_text
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, make_plan, min_documents
 from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.text.corpus import Sample
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
@@ -166,6 +168,59 @@ def describe(manifest: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def describe_corpus(corpus: Mapping[str, Any], sources: Sequence[Source], store: Path) -> str:
+    """Return the numbers of documents, sentences and tokens, the layouts, and the place and size of the store."""
+    size = sum(file.stat().st_size for file in store.rglob("*.npy"))
+    layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
+    return (
+        f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
+        f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "
+        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(sorted(layouts))}\ntoken store: {store} ({size / 1e6:.1f} MB)"
+    )
+
+
+def describe_estimate(
+    config: DataConfig,
+    sample: Sample,
+    corpus: Mapping[str, Any],
+    splits: Mapping[str, Any],
+    store_bytes: int,
+    seconds: float,
+    workers: int,
+    documents: int | None,
+) -> str:
+    """Return the expected output of a run as aligned lines, from the output for a sample of the text.
+
+    `seconds` is the CPU time for the sample. `documents` is the number of documents, if it is known.
+    """
+    scale = sample.scale
+    totals = {"documents": 0.0, "tokens": 0.0}
+    for source, counts in zip(sample.corpus.sources, corpus["inputs"], strict=True):
+        for name in totals:
+            totals[name] += counts[name] * (sample.validation_scale if source.is_validation else scale)
+    train = splits["train"]
+    held_out = splits.get("validation", {"rows": 0})["rows"] * sample.validation_scale
+    shard_bytes = scale * sum(shard["bytes"] for shard in train["shards"])
+    rows_per_shard = min(config.examples_per_shard, scale * train["rows"])
+    shard_tokens = rows_per_shard * train["statistics"]["mean_length_tokens"]
+    worker_bytes = max(230 << 20, (150 << 20) + 37 * shard_tokens)  # measured: tokenizing, building a shard
+    core_seconds = scale * seconds
+    duration = duration_text(float(math.ceil(2.0 + core_seconds / workers)))  # 2 seconds to start
+    return (
+        "dry run: estimated from a sample, nothing is written\n"
+        f"corpus     {documents or totals['documents']:,.0f} documents, {totals['tokens']:,.0f} tokens\n"
+        f"training   {scale * train['rows']:,.0f} examples; {held_out:,.0f} for validation\n"
+        f"           {describe_times(train['statistics']['times_text_is_seen'], config.dupe_factor)}\n"
+        f"memory     {_bytes(worker_bytes)} per worker\n"
+        f"disk       {_bytes(shard_bytes)} of shards, {_bytes(scale * store_bytes)} of token store\n"
+        f"time       {duration} on {workers} cores like this one ({core_seconds / 3600:.2f} core hours)"
+    )
+
+
+def _bytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def describe_times(times: float, copies: int) -> str:
     """Format the mean number of occurrences of a token of the text in an epoch.
 
@@ -218,14 +273,13 @@ def checked_plan(
     output: Path,
     config: DataConfig,
 ) -> Plan:
-    """Plan the shards, and set `corpus["left_out"]`. Warn of few or large documents.
+    """Plan the shards, and set `corpus["left_out"]`.
 
     Raises InputError if there are too few documents, before or after duplicates are left out.
     """
     _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
     plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
     _check_left_out(plan, corpus["left_out"])
-    _warn_of_large_documents(plan, corpus, sources)
     return plan
 
 
@@ -262,7 +316,7 @@ def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
             raise InputError(what, where=", ".join(describe_reasons(left_out)), remedy=remedy)
 
 
-def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+def warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
     """Warn if there are few documents, or if they are so large that too much or nothing is held out."""
     inputs = [source for source in sources if not source.is_validation]
     num_documents = sum(counts["documents"] for counts in corpus["inputs"][: len(inputs)])  # training inputs come first

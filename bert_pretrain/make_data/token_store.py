@@ -28,12 +28,12 @@ STORE_VERSION = 11
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
     """Return the name of the store of these inputs: a hash of everything that decides the ids."""
-    libraries = ["tokenizers", "sentencex", *(["rjieba"] if config.word_segmenter else [])]
+    libraries = ["tokenizers", "sentencex", *(["rjieba"] if config.segments_words else [])]
     content = [
         STORE_VERSION,
         [source.identity for source in sources],
         tokenizer.hash,
-        [config.language, config.text_field, config.strict, config.word_segmenter],
+        [config.language, config.text_field, config.strict, config.segments_words],
         [importlib.metadata.version(name) for name in libraries],
     ]
     return json_digest(content)[:16]

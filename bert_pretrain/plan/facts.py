@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError, first_problem
-from bert_pretrain.make_data.estimate import sample_source
 from bert_pretrain.text import documents
-from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters, with_language
+from bert_pretrain.text.corpus import Corpus
+from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters
 from bert_pretrain.text.sentences import SentenceSplitter
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source, examined, resolve
+from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
@@ -65,57 +65,55 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
     If the boundary is `auto` and makes few documents, blank lines and lines are tried as boundaries.
     """
-    sources = [source for source in resolve(inputs, config, detect=False) if not source.is_validation]
-    config = with_language(config, _sample(sources))
-    facts = _measure(sources, config)
-    if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
+    corpus = Corpus.open(inputs, config, examine=False).training
+    facts = _measure(corpus)
+    if config.document_boundary != "auto" or all(source.format != "txt" for source in corpus.sources):
         return facts
     for boundary in ("blank_line", "line") if facts.documents < MIN_CORPUS_DOCUMENTS else ():
-        other = config.model_copy(update={"document_boundary": boundary})
-        retried = _measure([replace(source, boundary=boundary) for source in sources], other)
+        sources = tuple(replace(source, boundary=boundary) for source in corpus.sources)
+        other = corpus.config.model_copy(update={"document_boundary": boundary})
+        retried = _measure(replace(corpus, sources=sources, config=other))
         # Lines of one sentence are documents or hard-wrapped text; these cannot be told apart.
         if retried.documents >= MIN_CORPUS_DOCUMENTS and (boundary != "line" or retried.sentences_per_document >= 2):
             return replace(retried, boundary=boundary, documents_as_configured=facts.documents)
     return facts
 
 
-def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
-    chosen = [examined(source, config) for source in _sample(sources)]
-    scale = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
+def _measure(corpus: Corpus) -> TextFacts:
+    config, sources = corpus.config, corpus.sources
     sentences: list[float] = []  # number in each document
     num_bytes = num_documents = 0.0  # of the text in UTF-8, without markup and escapes
     letters = cjk = 0
     with tempfile.TemporaryDirectory() as name:
-        for number, source in enumerate(chosen):
-            path = Path(name) / f"{number}.txt"
-            part, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config)
-            splitter = SentenceSplitter(source.splitter, config.language)
-            counts, text_bytes = [0], 0
-            for document in documents.read(part, config, Counter()):
+        sample = corpus.sample(Path(name), SAMPLE_BYTES)
+        for copy, share in zip(sample.corpus.sources, sample.shares, strict=True):
+            splitter = SentenceSplitter(copy.splitter, config.language)
+            counts = [0]
+            for document in documents.read(ByteRange(copy), config, Counter()):
                 document_cjk, document_letters = count_letters(document.text)
-                cjk, letters = cjk + document_cjk, letters + document_letters
-                text_bytes += len(document.text.encode())
+                cjk += document_cjk
+                letters += document_letters
+                num_bytes += len(document.text.encode())
                 counts[-1] += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
                 if document.ends_document and counts[-1]:
                     counts.append(0)
             counts = [count for count in counts if count]
-            share /= source.fraction_read
-            num_bytes += text_bytes / share
-            is_part = source.boundary == "file"  # the sample is a part of one document
-            num_documents += len(counts) / (1.0 if is_part else share)
+            is_part = copy.boundary == "file"  # the copy is a part of one document
+            num_documents += len(counts) / sample.scale if is_part and share < 1.0 else len(counts)
             sentences += [round(count / share) for count in counts] if is_part else counts
     if not sentences:
         raise InputError("the inputs contain no text", where=sources[0].location, remedy="give files that contain text")
+    are_many = len(sources) > MAX_SAMPLED_SOURCES
+    is_divisible = are_many or all(map(_is_divisible, sample.originals))
     return TextFacts(
-        num_bytes=num_bytes * scale,
-        documents=num_documents * scale,
+        num_bytes=num_bytes * sample.scale,
+        documents=num_documents * sample.scale,
         sentences_per_document=statistics.median(sentences),
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
         language=config.language,
-        # The configured fraction overrides one of the plan.
-        is_divisible=config.fraction == 1.0 and (len(sources) > MAX_SAMPLED_SOURCES or all(map(_is_divisible, chosen))),
-        vocab_reads_all=len(sources) <= MAX_SAMPLED_SOURCES and any(source.needs_decoding for source in chosen),
+        is_divisible=is_divisible and config.fraction == 1.0,  # a configured fraction overrides one of the plan
+        vocab_reads_all=not are_many and any(source.needs_decoding for source in sample.originals),
     )
 
 
@@ -127,11 +125,6 @@ def _is_divisible(source: Source) -> bool:
 def rounded(number: float) -> str:
     """Format a number below 10 with two significant digits, and a larger one as a whole number."""
     return f"{number:,.0f}" if number >= 10.0 else f"{number:.2g}"
-
-
-def _sample(sources: Sequence[Source]) -> list[Source]:
-    """Return at most `MAX_SAMPLED_SOURCES` sources at equal distances."""
-    return [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SAMPLED_SOURCES).astype(int))]
 
 
 class Size(NamedTuple):

@@ -1,4 +1,4 @@
-"""Offline detection of the language of a text from the first bytes of its inputs, with `py3langid`.
+"""Offline detection of the language of a text, with `py3langid`.
 
 The language selects the sentence rules, decides whether accents are kept, and is written to the model card. It is an
 ISO 639 code of two letters, or of three letters if there is no shorter code.
@@ -7,17 +7,10 @@ ISO 639 code of two letters, or of three letters if there is no shorter code.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, examined, sample_text
-from bert_pretrain.text.text_files import ByteRange
 
 MIN_CHINESE_SHARE = 0.3  # minimum share of Chinese characters among the letters of Chinese text
 _SAMPLE_CHARACTERS = 1 << 15
@@ -112,37 +105,21 @@ def count_letters(text: str) -> tuple[int, int]:
     return 0 if is_japanese else num_ideographs, sum(map(str.isalpha, text))
 
 
-def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
-    """Return the configuration with language and word segmenter, detected in the inputs unless they are set.
-
-    Afterwards, a `word_segmenter` of None means that each Chinese character is a word. So do not call this twice.
-    """
-    wants_language = config.language == AUTO_LANGUAGE
-    wants_segmenter = config.whole_word_mask and config.word_segmenter is None
-    update: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
-    if not wants_language:
-        update["language"] = short_code(config.language)
-    if wants_language or wants_segmenter:
-        samples = starts_of_texts(sources, config, MAX_SAMPLED_SOURCES)
-        counts = list(map(count_letters, samples))
-        share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
-        if share > MIN_CHINESE_SHARE:
-            detected = {"language": "zh"} if wants_language else {}
-            detected |= {"word_segmenter": "jieba"} if wants_segmenter else {}
-            values = ", ".join(f"data.{key} is {value}" for key, value in detected.items())
-            print(f"{share:.0%} of the letters are Chinese characters: {values}")
-            update |= detected
-        elif wants_language:
-            update["language"] = _detect_language(samples)
-    return config.model_copy(update=update)
+def chinese_share(samples: Sequence[str]) -> float:
+    """Return the share of Chinese characters among the letters of samples."""
+    counts = [count_letters(sample) for sample in samples]
+    return sum(chinese for chinese, _ in counts) / max(1, sum(letters for _, letters in counts))
 
 
-def _detect_language(samples: Sequence[str]) -> str:
+def detect(samples: Sequence[str]) -> str:
     """Return and print the main language of samples. Raise ConfigError if no language has `_MIN_SHARE` of the text.
 
     The language may be uncertain, as in source code or lists of names. It is then English if the text is ASCII or has
     fewer than `_MIN_LETTERS` letters, else the most frequent one.
     """
+    if (share := chinese_share(samples)) > MIN_CHINESE_SHARE:
+        print(f"{share:.0%} of the letters are Chinese characters: data.language is zh")
+        return "zh"
     if _is_plain_english(samples):
         print("language: English: data.language is en")
         return "en"
@@ -158,30 +135,3 @@ def _detect_language(samples: Sequence[str]) -> str:
     print(f"the language of the text is uncertain: data.language is {code}")
     print("  hint: --set data.language=CODE sets another (ISO 639, such as de or hi)")
     return code
-
-
-def starts_of_texts(sources: Sequence[Source], config: DataConfig, n: int) -> list[str]:
-    """Return the first 32,768 characters of up to `n` sources at equal distances in the bytes of all sources.
-
-    The start of a source that is larger than this distance occurs several times, so that samples represent the bytes.
-    """
-    sizes = np.array([source.size or 0 for source in sources], dtype=np.float64)
-    sizes[sizes == 0] = sizes[sizes > 0].mean() if sizes.any() else 1.0  # unknown
-    ends = np.cumsum(sizes)
-    chosen = np.searchsorted(ends, (np.arange(n) + 0.5) * ends[-1] / n, side="right").tolist()
-    starts = {index: _start_of_text(examined(sources[index], config), config) for index in sorted(set(chosen))}
-    return [starts[index] for index in chosen]
-
-
-def _start_of_text(source: Source, config: DataConfig) -> str:
-    """Return the first 32,768 characters of the text of an `examined` source."""
-    if source.format == "txt":
-        return sample_text(source)[:_SAMPLE_CHARACTERS]
-    if source.format == "dataset":
-        source = replace(source, format="stream")  # reads the first rows without building the dataset
-    start = ""
-    for text in read_texts(ByteRange(source), config.model_copy(update={"strict": False}), Counter()):
-        start += (text or "")[:_SAMPLE_CHARACTERS]
-        if len(start) >= _SAMPLE_CHARACTERS:
-            break
-    return start[:_SAMPLE_CHARACTERS]

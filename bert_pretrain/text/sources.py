@@ -81,6 +81,12 @@ class Source:
             return replace(self, location=hub_datasets.absolute(self.location))
         return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
 
+    def copied_to(self, path: Path, format_: str) -> "Source":
+        """The source as a local copy of it in UTF-8, of which everything is read."""
+        copy = replace(self, location=str(path), format=format_, encoding=UTF8, fraction=1.0, split="")
+        size, version = _size_and_version(copy)
+        return replace(copy, size=size, version=version)
+
     def check_unchanged(self) -> None:
         """Raise an InputError if the size or version has changed since the source was resolved."""
         with contextlib.suppress(OSError):

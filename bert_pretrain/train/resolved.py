@@ -111,7 +111,7 @@ def resolve_run(
     """
     train, tokenizer = config.train, data.tokenizer()
     vocab = config.vocab.model_copy(update={"size": tokenizer.vocab_size})
-    config = config.model_copy(update={"vocab": vocab, "data": data.repeatable_config})
+    config = config.model_copy(update={"vocab": vocab, "data": data.config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
     extension, carried = None, None

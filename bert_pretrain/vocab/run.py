@@ -19,9 +19,9 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
-from bert_pretrain.text.languages import with_language
+from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.readers import check_decoded, check_texts
-from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
+from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES, TOKENIZER
@@ -59,10 +59,15 @@ def make_vocab(
     else:
         _max_text_tokens(config)  # raises before the text is read
     whole_words = config.vocab.tokens == "words"
-    sources = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
-    sources = [source for source in sources if not source.is_validation]
-    if not whole_words:
-        config = config.model_copy(update={"data": with_language(config.data, sources)})
+    text = Corpus.open(
+        inputs,
+        config.data,
+        whole_words=whole_words,
+        workers=workers or available_cores(),
+        finds_language=not whole_words,
+    ).training
+    sources = list(text.sources)
+    config = config.model_copy(update={"data": text.config})
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),

@@ -262,7 +262,7 @@ WHOLE_WORDS = "data.whole_word_mask=true"
     [
         ([], "zh", None),
         ([WHOLE_WORDS], "zh", "jieba"),
-        ([WHOLE_WORDS, "data.word_segmenter=characters", "data.language=ja"], "ja", None),
+        ([WHOLE_WORDS, "data.word_segmenter=characters", "data.language=ja"], "ja", "characters"),
     ],
 )
 def test_chinese_is_detected(settings, language, segmenter, chinese_text: Path, vocab_folder: Path, tmp_path) -> None:

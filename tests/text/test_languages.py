@@ -6,9 +6,9 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.text.languages import recognize, with_language
+from bert_pretrain.text.corpus import Corpus
+from bert_pretrain.text.languages import recognize
 from bert_pretrain.text.layout import has_one_sentence_per_line
-from bert_pretrain.text.sources import resolve
 
 TEXTS = {
     "de": "Am Morgen ging der alte Müller mit seinem Hund durch den Wald und sprach über das Wetter.",
@@ -28,7 +28,7 @@ TEXTS = {
 def language_of(text: str, folder: Path, *settings: str) -> str:
     (folder / "a.txt").write_text(text + "\n", encoding="utf-8")
     data = load_config(settings=settings).data
-    return with_language(data, resolve([str(folder / "a.txt")], data)).language
+    return Corpus.open([str(folder / "a.txt")], data).config.language
 
 
 @pytest.mark.parametrize("language", list(TEXTS))
@@ -55,7 +55,7 @@ def test_small_files_do_not_decide_the_language(tmp_path: Path) -> None:
     for name in ("LICENSE.txt", "NOTICE.txt", "README.txt"):
         (tmp_path / name).write_text(f"{TEXTS['en']}\n" * 100)
     data = load_config().data
-    assert with_language(data, resolve([str(tmp_path)], data)).language == "de"
+    assert Corpus.open([str(tmp_path)], data).config.language == "de"
 
 
 def test_mix_without_a_main_language_is_refused(tmp_path: Path) -> None:

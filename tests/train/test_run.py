@@ -53,7 +53,7 @@ def test_run_folder_has_the_documented_files(finished: Path) -> None:
 
 def test_the_configuration_of_a_run_has_the_vocabulary_and_the_data_it_used(finished: Path, data_folder: Path) -> None:
     config, data = load_config(finished / "config.yaml"), DataFolder.open(data_folder)
-    assert config.data == data.repeatable_config
+    assert config.data == data.config
     assert config.vocab.size == data.tokenizer().vocab_size
 
 

@@ -1,0 +1,241 @@
+"""The text of a command, resolved once: its sources with their layout, its language, and samples of it.
+
+`Corpus.open` finds and examines the inputs. After it, no setting of the section `data` is `auto`. Every part of the
+package that looks at some of the text uses `Corpus.sample`.
+"""
+
+import codecs
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig, names_of
+from bert_pretrain.io.inputs import decompress, open_raw
+from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.text import documents, languages, readers
+from bert_pretrain.text.encodings import as_utf8
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, resolve
+from bert_pretrain.text.text_files import ByteRange, last_character
+
+TEXTS_BYTES = 1 << 19  # of `Corpus.texts`, in which the language is detected
+PIECE_BYTES = 1 << 15  # a sample has the starts of sources in pieces of this size
+MIN_PIECES, MAX_PIECES = 16, 512
+_BLOCK_BYTES = 1 << 13
+
+
+@dataclass
+class Corpus:
+    """The inputs of a command and how they are read."""
+
+    sources: tuple[Source, ...]  # the held-out ones last
+    config: DataConfig  # without `auto`
+    whole_words: bool = False  # each word is a token
+    is_examined: bool = True  # False: sources are examined where they are sampled
+
+    @staticmethod
+    def open(
+        inputs: Sequence[str],
+        config: DataConfig,
+        *,
+        whole_words: bool = False,
+        workers: int = 1,
+        examine: bool = True,
+        finds_language: bool = True,
+    ) -> "Corpus":
+        """Resolve the inputs and detect their language, unless it is set.
+
+        With `examine`, every source is opened to detect its encoding and layout. Without, only sampled sources are.
+        """
+        sources = resolve(inputs, config, whole_words=whole_words, detect=examine, workers=workers)
+        corpus = Corpus(tuple(sources), config, whole_words, examine)
+        if finds_language:
+            corpus.config = corpus._with_language()
+        return corpus
+
+    @property
+    def training(self) -> "Corpus":
+        """The corpus without the held-out sources."""
+        return replace(self, sources=tuple(source for source in self.sources if not source.is_validation))
+
+    def _with_language(self) -> DataConfig:
+        """Return the configuration with language and word segmenter, detected in a sample unless they are set."""
+        config = self.config
+        wants_segmenter = config.whole_word_mask and config.word_segmenter is None
+        if config.language != AUTO_LANGUAGE and not wants_segmenter:
+            return config.model_copy(update={"language": languages.short_code(config.language)})
+        update: dict[str, str] = {}
+        if config.language == AUTO_LANGUAGE:
+            update["language"] = languages.detect(self.texts)
+        else:
+            update["language"] = languages.short_code(config.language)
+        if wants_segmenter:
+            is_chinese = languages.chinese_share(self.texts) > languages.MIN_CHINESE_SHARE
+            update["word_segmenter"] = "jieba" if is_chinese else SINGLE_CHARACTERS
+            print(f"data.word_segmenter is {update['word_segmenter']}")
+        return config.model_copy(update=update)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text at the starts of some training sources, in pieces of at most 32,768 characters."""
+        config = self.config.model_copy(update={"strict": False})
+        pieces: list[str] = []
+        with tempfile.TemporaryDirectory() as name:
+            sample = self.training.sample(Path(name), TEXTS_BYTES)
+            for source in sample.corpus.sources:
+                text = "\n".join(piece.text for piece in documents.read(ByteRange(source), config, Counter()))
+                pieces += [text[begin : begin + PIECE_BYTES] for begin in range(0, len(text), PIECE_BYTES)]
+        return pieces
+
+    def sample(self, folder: Path, num_bytes: int) -> "Sample":
+        """Copy the starts of some sources, about `num_bytes` in UTF-8, to a folder.
+
+        The copies represent the bytes of the training sources and, apart from them, of the held-out sources.
+        """
+        copies: list[Source] = []
+        originals: list[Source] = []
+        shares: list[float] = []
+        scales: list[float] = []
+        groups = [[source for source in self.sources if source.is_validation is held_out] for held_out in (False, True)]
+        for group in filter(None, groups):
+            sizes = _known_sizes(group)
+            num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_BYTES))
+            copied_bytes = read_bytes = 0.0  # of the sources whose start is copied: copied, and read by a stage
+            chosen = _pieces(sizes, num_pieces)
+            for index, number in progress_bar(chosen.items(), desc="sample", unit="input", leave=False):
+                source = group[index]
+                if not self.is_examined:
+                    source = examined(source, self.config, whole_words=self.whole_words)
+                format_ = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
+                path = folder / f"{len(copies)}.{format_}"
+                copy, share = copy_start(source, path, number * num_bytes // num_pieces, self.config)
+                copies.append(copy)
+                originals.append(source)
+                shares.append(share)
+                copied_bytes += sizes[index] * share
+                read_bytes += sizes[index] * source.fraction_read
+            represented = float(sizes.sum() / sizes[list(chosen)].sum())
+            scales.append(represented * read_bytes / copied_bytes)
+        corpus = replace(self, sources=tuple(copies), is_examined=True)
+        return Sample(corpus, tuple(originals), tuple(shares), scales[0], scales[-1])
+
+
+class Sample(NamedTuple):
+    """Copies of the starts of some sources of a corpus."""
+
+    corpus: Corpus
+    originals: tuple[Source, ...]  # the examined source of each copy
+    shares: tuple[float, ...]  # the part of it that is in its copy
+    scale: float  # training text that a stage reads, relative to the copies
+    validation_scale: float  # the same of the held-out text
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the copies lack some of the text."""
+        return max(self.scale, self.validation_scale) > 1.0
+
+
+def _known_sizes(sources: Sequence[Source]) -> np.ndarray:
+    """Return the sizes of sources in bytes, (sources,) float64; an unknown size becomes the mean of the others."""
+    sizes = np.array([source.size or 0 for source in sources], dtype=np.float64)
+    known = sizes[sizes > 0]
+    sizes[sizes == 0] = known.mean() if len(known) else 1.0
+    return sizes
+
+
+def _pieces(sizes: np.ndarray, number: int) -> Counter[int]:
+    """Return how many of `number` pieces, at equal distances in the bytes of all sources, each source has."""
+    ends = np.cumsum(sizes)
+    middles = (np.arange(number) + 0.5) * ends[-1] / number
+    return Counter(np.searchsorted(ends, middles, side="right").tolist())
+
+
+def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
+    """Copy the start of an examined source to `path` in UTF-8. Return the copy, and its share of the source."""
+    if source.format not in TEXT_FORMATS:
+        return _copy_rows(source, path, size, config)
+    try:
+        with open_raw(source.location) as raw, as_utf8(decompress(raw, source.location), source.encoding) as file:
+            if source.format == "json":
+                content = _first_elements(file, source, size, config.max_record_bytes)
+            else:
+                content = file.read(size)
+                content += _rest_of_record(file, content, source.format, config.max_record_bytes)
+            is_cut = bool(file.read(1))
+            share = _share(raw, file, len(content), source.size) if is_cut else 1.0
+    except READ_ERRORS as error:
+        raise damaged(source, error) from error
+    if is_cut and source.format == "txt":
+        content = content[: content.rfind(b"\n") + 1 or content.rfind(b" ") + 1 or last_character(content)]
+    path.write_bytes(content)
+    return source.copied_to(path, "jsonl" if source.format == "json" else source.format), share
+
+
+def _copy_rows(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
+    """Copy the text of the first rows of a table as JSON lines. Return the copy, and its share of the source."""
+    field = names_of(config.text_field)[0]
+    first = replace(source, format="stream") if source.format == "dataset" else source
+    num_documents = num_bytes = 0
+    with path.open("w", encoding="utf-8") as file:
+        for document in documents.read(ByteRange(first), config, Counter()):
+            num_documents += document.ends_document
+            num_bytes += file.write(json.dumps({field: document.text}) + "\n")
+            if num_bytes > size:
+                break
+    share = min(1.0, max(1, num_documents) / max(1.0, readers.num_rows(source)))
+    return source.copied_to(path, "jsonl"), share
+
+
+def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
+    """Estimate which share of an input the first `num_bytes` bytes of `file` are. The caller has read these bytes.
+
+    The share is measured by the position of `raw`. A decompressor reads `raw` in blocks of up to 900 KB, so this
+    position is ahead of the output. To reduce the error, the function reads at least 2 MiB more. It continues until the
+    position changes, but stops after 64 MiB, because a kilobyte can decompress to gigabytes.
+    """
+    position, total_bytes = raw.tell(), num_bytes
+    measured = None
+    while total_bytes < num_bytes + ((2 << 20) if measured else (64 << 20)):
+        block = file.read(_BLOCK_BYTES)
+        if not block:
+            return num_bytes / total_bytes
+        if raw.tell() != position:
+            measured, position = (position, total_bytes), raw.tell()
+        total_bytes += len(block)
+    position, total_bytes = measured or (position, total_bytes)
+    return min(1.0, position / size * num_bytes / total_bytes) if size else 1.0
+
+
+def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
+    """Return the first elements of a JSON array as JSON lines."""
+    blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
+    lines: list[bytes] = []
+    num_bytes = 0
+    for element, _ in readers.array_elements(blocks, ByteRange(source), max_bytes):
+        lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
+        num_bytes += len(lines[-1])
+        if num_bytes > size:
+            break
+    return b"".join(lines)
+
+
+def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
+    """Read the rest of the last record of `content`, up to the maximum size of a record."""
+    if format_ == "txt":
+        return b""
+    rest = [file.readline(max_bytes + 1)]
+    num_bytes = len(rest[0])
+    if format_ == "csv":  # a quoted field may contain line ends
+        quotes = content.count(b'"') + rest[0].count(b'"')
+        while quotes % 2 and num_bytes <= max_bytes and (line := file.readline(max_bytes + 1)):
+            rest.append(line)
+            num_bytes += len(line)
+            quotes += line.count(b'"')
+    return b"".join(rest)
