@@ -82,7 +82,7 @@ class Source:
         return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
 
     def copied_to(self, path: Path, format_: str) -> "Source":
-        """The source as a local copy of it in UTF-8, of which everything is read."""
+        """A local copy of the source in UTF-8, which is read completely."""
         copy = replace(self, location=str(path), format=format_, encoding=UTF8, fraction=1.0, split="")
         size, version = _size_and_version(copy)
         return replace(copy, size=size, version=version)
