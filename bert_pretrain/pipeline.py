@@ -20,7 +20,7 @@ from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned
-from bert_pretrain.text.corpus import Corpus
+from bert_pretrain.text.corpus import Corpus, Sample
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.train.inputs import check_needs, check_positions
 from bert_pretrain.vocab.run import make_vocab
@@ -153,23 +153,24 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        samples, scale = _copy_samples(config, folder)
-        with contextlib.redirect_stdout(io.StringIO()):
+        sample = _copy_samples(config, folder)
+        samples = [source.location for source in sample.corpus.sources]
+        with contextlib.redirect_stdout(io.StringIO()), sample.naming_originals():
             vocab = make_vocab(_for_samples(config), samples, folder / "vocab", workers=workers)
         time_shares = [phase.time_share for phase in config.phases] or [1.0]
         prepared: list[tuple[Config, Path, float]] = []
         for index, (phase_config, time_share) in enumerate(zip(config.phase_configs, time_shares, strict=True)):
             phase_config = _for_samples(phase_config)
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), sample.naming_originals():
                 data = make_data(phase_config, samples, vocab, folder / f"data-{index}", workers=workers)
             data_folder = DataFolder.open(data)
-            tokens = scale * data_folder.manifest["corpus"]["tokens"]
+            tokens = sample.scale * data_folder.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; vocabulary and examples are estimated from a sample")
             if config.time is not None:
                 seconds = config.time * time_share / sum(time_shares)
                 phase_config = _with_length(phase_config, time_budget=seconds)
             elif (epochs := phase_config.train.max_epochs) is not None:
-                steps = epochs * scale * data_folder.rows("train") / phase_config.train.global_batch_size
+                steps = epochs * sample.scale * data_folder.rows("train") / phase_config.train.global_batch_size
                 phase_config = _with_length(phase_config, max_steps=max(1, round(steps)))
             prepared.append((phase_config, data, tokens))
         total_steps = sum(phase_config.train.planned_steps or 0 for phase_config, *_ in prepared)
@@ -179,12 +180,11 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             train(phase_config, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
-def _copy_samples(config: Config, folder: Path) -> tuple[list[str], float]:
-    """Copy the start of some inputs to a folder. Return the copies, and the size of the corpus relative to them."""
+def _copy_samples(config: Config, folder: Path) -> Sample:
+    """Copy the start of some inputs to a folder."""
     whole_words = config.vocab.tokens == "words"
     corpus = Corpus.open(config.inputs, config.data, whole_words=whole_words, examine=False, finds_language=False)
-    sample = corpus.training.sample(folder, SAMPLE_BYTES)
-    return [source.location for source in sample.corpus.sources], sample.scale
+    return corpus.training.sample(folder, SAMPLE_BYTES)
 
 
 def _for_samples(config: Config) -> Config:

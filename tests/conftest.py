@@ -25,6 +25,7 @@ from typer.testing import CliRunner, Result
 from bert_pretrain.cli import app
 from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.config_file import load_config
+from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model_folder, to_huggingface
@@ -176,3 +177,15 @@ def sentences(english_documents: list[list[str]]) -> list[str]:
     """Real sentences, some of them longer than the model's positions, and two with what is not ASCII."""
     long = [" ".join(document[:4]) for document in english_documents[:6]]
     return [*(document[1] for document in english_documents[:24]), *long, "naïve café — 中文", "½ ﬁ I"]
+
+
+def claim(folder: Path, kind: str) -> None:
+    """Claim an output folder, like a command that is killed before its first output."""
+    with Output(folder, kind, {"seed": 1}).open():
+        pass
+
+
+def reopen(folder: Path) -> None:
+    """Mark a finished output as unfinished."""
+    record = read_record(folder)
+    Output(folder, record["kind"], record["identity"]).reopen()

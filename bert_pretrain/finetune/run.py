@@ -1,10 +1,9 @@
 """`finetune`: reads and checks rows, trains, keeps the best epoch, predicts, and writes a Hugging Face folder.
 
-All work happens in `OUTPUT.partial`. `OUTPUT` is created at the end, with the model, `metrics.json` and
-`predictions.jsonl`. The same command resumes an unfinished run and does nothing after a finished one.
+All work happens in `OUTPUT/.trials`. At the end, the model, `metrics.json` and `predictions.jsonl` are moved to
+`OUTPUT`, and the manifest is written. The same command resumes an unfinished run, or does nothing after its end.
 """
 
-import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -31,8 +30,9 @@ from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import MODEL, Task
-from bert_pretrain.io import files, manifest
+from bert_pretrain.io import files
 from bert_pretrain.io.cores import num_ranks
+from bert_pretrain.io.manifest import Output, OutputState
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 KIND = "finetune"
 METRICS = "metrics.json"
 TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
-_TRIALS, _ALL_ROWS = "trials", "all"  # folder in OUTPUT.partial, and its subfolder for training on all rows
+TRIALS = ".trials"  # folder of unfinished work in the output
+_ALL_ROWS, _RESULT = "all", "result"  # its subfolders for training on all rows, and for the files of the output
 
 
 def finetune(
@@ -63,7 +64,7 @@ def finetune(
     Args:
         task: "classify", "tag" or "answer".
         train, validation, test: inputs of labelled rows: a file, a URL, a folder of `datasets`, or `dataset:NAME`.
-        output: folder to create; unfinished work is in `OUTPUT.partial`.
+        output: folder to create; unfinished work is in its folder `.trials`.
         reading: the `format`, `columns` and `encoding` of all inputs.
 
     Raises:
@@ -85,36 +86,21 @@ def finetune(
     settings = (settings or Settings()).resolve(task, bert.max_length)
     prepared_task, examples = _read(TASK_CLASSES[task](settings, bert.tokenizer), inputs)
     identity = {"task": task, "refits": validation is None, **_identity(prepared_task, model, examples)}
-    work = output.with_name(f"{output.name}.partial")
-    with _working_folder(work):
-        if overwrite:
-            manifest.set_aside_once(output, KIND, identity, [model, *(each.location for each in inputs)])
-        if _is_complete(output, work, identity, overwrite=overwrite):
+    out = Output(output, KIND, identity, [model, *(each.location for each in inputs)])
+    with out.open(overwrite=overwrite) as state:
+        if state is OutputState.COMPLETE:
+            _check_finished(output)
             print(f"up to date: {output}")
         else:
-            for leftover in filter(Path.is_dir, files.temporaries_of(output)):  # of a run killed while writing
-                shutil.rmtree(leftover)
             from bert_pretrain.finetune.training import FineTuner, isolated_transformers
 
             with isolated_transformers():
-                _train(FineTuner(prepared_task, model, examples, torch_device), identity, work, output)
+                _train(FineTuner(prepared_task, model, examples, torch_device), out)
             print(f"model, metrics and predictions: {output}")
+        shutil.rmtree(output / TRIALS, ignore_errors=True)
     if warning := files.read_json(output / METRICS).get("warning"):
         print(f"WARNING: {warning}")
     return output
-
-
-@contextlib.contextmanager
-def _working_folder(work: Path) -> Iterator[None]:
-    """Lock the working folder. Delete its content on success, and the folder itself if it is empty."""
-    try:
-        with manifest.exclusive(work):
-            yield
-            shutil.rmtree(work / _TRIALS, ignore_errors=True)
-            (work / manifest.PARTIAL).unlink(missing_ok=True)
-    finally:
-        with contextlib.suppress(OSError):
-            work.rmdir()
 
 
 def _check_environment(device: str) -> None:
@@ -212,22 +198,19 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
     }
 
 
-def _is_complete(output: Path, work: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
-    """Return whether the same command has already written `output`. If not, claim the working folder."""
-    if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
-        if damage := files.damage_of_folder(output):
-            remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"
-            raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
-        return True
-    manifest.claim(work, KIND, identity, overwrite=overwrite)
-    return False
+def _check_finished(output: Path) -> None:
+    """Raise DataError if a finished output is damaged."""
+    if damage := files.damage_of_folder(output):
+        remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"
+        raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
 
 
-def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Path) -> None:
-    """Run the trials in `work` and write the best model and its results to `output`."""
+def _train(tuner: "FineTuner", out: Output) -> None:
+    """Run the trials and write the best model and its results to the output folder."""
     start, task, examples = time.monotonic(), tuner.task, tuner.examples
     print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
-    folder = (work / _TRIALS).resolve()
+    folder = (out.folder / TRIALS).resolve()
+    refits = out.identity["refits"]
     trials = task.settings.trials(len(tuner.windows["train"]))
     reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
     best = max(range(len(trials)), key=lambda number: reports[number]["score"])
@@ -236,13 +219,13 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
         print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
     trial, report = trials[best], reports[best]
     refit_epochs = None
-    if identity["refits"] and tuner.is_overfitted(report):
+    if refits and tuner.is_overfitted(report):
         print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
-    elif identity["refits"]:
+    elif refits:
         print(f"training again for {trial.epochs} epochs on all rows, including the validation rows")
         tuner.train(trial, folder / _ALL_ROWS, on_all_rows=True)
         refit_epochs = trial.epochs
-    with files.atomic_folder(output) as result:
+    with files.atomic_folder(folder / _RESULT) as result:
         shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
         predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
         if "test" in examples:
@@ -253,9 +236,9 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
             if all(window.labels for window in tuner.windows[split])
         }
         split = "test" if "test" in scores else "validation"
-        baselines = _baselines(tuner, trial, folder, split, refits=identity["refits"] and split == "test")
+        baselines = _baselines(tuner, trial, folder, split, refits=refits and split == "test")
         metrics = {
-            "task": identity["task"],
+            "task": out.identity["task"],
             "main_metric": task.main_metric,
             **scores,
             **report,
@@ -266,7 +249,10 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
             "seconds": round(time.monotonic() - start, 1),
             "rows": {name: len(rows) for name, rows in examples.items()},
         }
-        _write_results(tuner, identity, trial, metrics, predictions, result)
+        _write_results(tuner, trial, metrics, predictions, result)
+    for file in sorted((folder / _RESULT).iterdir(), key=lambda file: file.name == CONFIG):  # a model has a config.json
+        file.replace(out.folder / file.name)
+    out.publish({"rows": metrics["rows"], "predictions": list(predictions)[-1], "may_be_none": task.allows_no_answer})
     _print_results(tuner, trial.epochs, metrics, list(predictions))
 
 
@@ -326,10 +312,9 @@ def _warning(tuner: "FineTuner", split: str, score: float, baselines: dict[str, 
 
 
 def _write_results(
-    tuner: "FineTuner", identity: dict[str, Any], trial: Settings, metrics: dict[str, Any],
-    predictions: dict[str, list[Any]], result: Path,
-) -> None:  # fmt: skip
-    """Write metrics, predictions for the last split, checksums and the model card, and then the manifest."""
+    tuner: "FineTuner", trial: Settings, metrics: dict[str, Any], predictions: dict[str, list[Any]], result: Path
+) -> None:
+    """Write metrics, predictions for the last split, checksums and the model card."""
     task, split = tuner.task, list(predictions)[-1]
     files.write_json(result / METRICS, metrics)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
@@ -350,5 +335,3 @@ def _write_results(
     )  # fmt: skip
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
     files.write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
-    body = {"rows": metrics["rows"], "predictions": split, "may_be_none": task.allows_no_answer}
-    manifest.complete(result, KIND, identity, body)

@@ -1,6 +1,6 @@
-"""Manifests and locks of output folders.
+"""Output folders: locks, manifests, and whether a command may continue in a folder.
 
-A stage claims its folder with an identity: the inputs and settings with which its output may be resumed or reused.
+A command claims its folder with an identity: the inputs and settings with which its output may be resumed or reused.
 While it runs, the identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same
 command can therefore resume, or find that its output is complete. If the identity differs, the command fails with a
 list of the differences.
@@ -31,8 +31,8 @@ _STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("trai
 _ABSENT = object()  # marks a key that only one of two dictionaries has
 
 
-class Progress(Enum):
-    """State of a claimed output folder."""
+class OutputState(Enum):
+    """How far earlier runs of the same command came in an output folder."""
 
     NEW = "new"
     INCOMPLETE = "incomplete"
@@ -46,49 +46,91 @@ def library_versions() -> dict[str, str]:
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def claim(
-    folder: Path,
-    kind: str,
-    identity: Mapping[str, Any],
-    *,
-    overwrite: bool = False,
-    inputs: Iterable[str | Path | None] = (),
-) -> Progress:
-    """Claim a folder that the caller has locked. Return its progress from earlier runs of the same command.
+class Output:
+    """The folder that a command writes: locked, claimed by an identity, and published by its manifest.
 
-    `identity` has JSON values. With `overwrite`, the old content is moved aside, unless the same command was restarted.
-    Raises OutputError if the folder has another identity or other files, or if `overwrite` would move one of the
-    `inputs`.
+    `identity` has JSON values: the inputs and settings with which the folder may be resumed or reused. `--overwrite`
+    is refused if one of the `inputs` is in the folder.
     """
-    if overwrite:
-        set_aside_once(folder, kind, identity, inputs)
-    progress = _progress(folder, kind, identity)
-    if progress is Progress.NEW:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_checked_json(folder / PARTIAL, _record(kind, identity))
-    elif progress is Progress.COMPLETE:
-        (folder / PARTIAL).unlink(missing_ok=True)  # left by a command that was killed at its end
-    return progress
 
+    def __init__(
+        self, folder: Path, kind: str, identity: Mapping[str, Any], inputs: Iterable[str | Path | None] = ()
+    ) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.identity = dict(identity)
+        self._inputs = [Path(path) for path in inputs if path is not None]
 
-def set_aside_once(
-    folder: Path, kind: str, identity: Mapping[str, Any], inputs: Iterable[str | Path | None] = ()
-) -> None:
-    """Move the content of a folder aside for `--overwrite`. After a restart, keep the output of the same command.
+    @contextlib.contextmanager
+    def open(self, *, overwrite: bool = False) -> Iterator[OutputState]:
+        """Lock and claim the folder, and yield its state after earlier runs of the same command.
 
-    Raise OutputError if one of the `inputs` is in the folder.
-    """
-    if is_restarted():
-        with contextlib.suppress(UserError):
-            if _progress(folder, kind, identity) is not Progress.NEW:
-                print("restarted: resuming, --overwrite is ignored")
-                return
-    target = folder.resolve()
-    for path in inputs:
-        if path is not None and Path(path).resolve().is_relative_to(target):
-            what = f"the input {path} is in the output folder, which would be moved aside"
-            raise OutputError(what, where="--overwrite", remedy="name another --output, or move the input")
-    set_aside(folder)
+        With `overwrite`, the old content is moved aside, unless the same command was restarted. Raises OutputError if
+        the folder has another identity or other files, or if `overwrite` would move one of the inputs.
+        """
+        with exclusive(self.folder):
+            if overwrite:
+                self._set_aside_once()
+            state = self.state()
+            if state is OutputState.NEW:
+                write_checked_json(self.folder / PARTIAL, self._record)
+            elif state is OutputState.COMPLETE:
+                (self.folder / PARTIAL).unlink(missing_ok=True)  # left by a command that was killed at its end
+            yield state
+
+    def state(self) -> OutputState:
+        """Return the state of the folder. Raise OutputError if another command wrote it, or if it has other files."""
+        check_output(self.folder, overwrite=False)
+        names, record = _content(self.folder), self._record
+        if not names or (names == [PARTIAL] and read_json(self.folder / PARTIAL) != record):
+            return OutputState.NEW  # empty, or claimed by a command that failed before it wrote any output
+        old = read_record(self.folder)
+        if changes := _differences({key: old.get(key) for key in record}, record):
+            if len(changes) > 20:
+                changes[20:] = [f"… and {len(changes) - 20:,} more"]
+            what = "\n    ".join([f"{self.folder} was written by another command or configuration:", *changes])
+            where = str(self.folder / (MANIFEST if MANIFEST in names else PARTIAL))
+            remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
+            raise OutputError(what, where=where, remedy=remedy)
+        return OutputState.COMPLETE if MANIFEST in names else OutputState.INCOMPLETE
+
+    def would_be(self, *, overwrite: bool) -> OutputState:
+        """Return the state that `open` would yield, without writing anything."""
+        check_writable(self.folder)
+        return OutputState.NEW if overwrite else self.state()
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Add values to the manifest of the unfinished output."""
+        write_checked_json(self.folder / PARTIAL, {**read_json(self.folder / PARTIAL), **body})
+
+    def reopen(self) -> None:
+        """Mark the complete output as incomplete, to extend a run or to replace damaged files."""
+        write_checked_json(self.folder / PARTIAL, self._record)
+        (self.folder / MANIFEST).unlink()
+
+    def publish(self, body: Mapping[str, Any]) -> None:
+        """Write `manifest.json`, the last file of a finished output, and remove the partial manifest."""
+        record = {"kind": self.kind, "format_version": FORMAT_VERSIONS[self.kind], "versions": library_versions()}
+        write_checked_json(self.folder / MANIFEST, {**record, **body, "identity": self.identity})
+        (self.folder / PARTIAL).unlink(missing_ok=True)
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "format_version": FORMAT_VERSIONS[self.kind], "identity": self.identity}
+
+    def _set_aside_once(self) -> None:
+        """Move the content of the folder aside. After a restart, keep the output of the same command."""
+        if is_restarted():
+            with contextlib.suppress(UserError):
+                if self.state() is not OutputState.NEW:
+                    print("restarted: resuming, --overwrite is ignored")
+                    return
+        target = self.folder.resolve()
+        for path in self._inputs:
+            if path.resolve().is_relative_to(target):
+                what = f"the input {path} is in the output folder, which would be moved aside"
+                raise OutputError(what, where="--overwrite", remedy="name another --output, or move the input")
+        set_aside(self.folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -102,29 +144,6 @@ def is_restarted() -> bool:
     return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
-def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Return the progress that `claim` would return, without writing anything. With `overwrite`, it is NEW."""
-    check_writable(folder)
-    return Progress.NEW if overwrite else _progress(folder, kind, identity)
-
-
-def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
-    """Return the progress of a folder. Raise OutputError if another command wrote it, or if it has other files."""
-    check_output(folder, overwrite=False)
-    record, names = _record(kind, identity), _content(folder)
-    if not names or (names == [PARTIAL] and read_json(folder / PARTIAL) != record):
-        return Progress.NEW  # empty, or claimed by a command that failed before it wrote any output
-    old = read_record(folder)
-    if changes := _differences({key: old.get(key) for key in record}, record):
-        if len(changes) > 20:
-            changes[20:] = [f"… and {len(changes) - 20:,} more"]
-        what = "\n    ".join([f"{folder} was written by another command or configuration:", *changes])
-        where = str(folder / (MANIFEST if MANIFEST in names else PARTIAL))
-        remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
-        raise OutputError(what, where=where, remedy=remedy)
-    return Progress.COMPLETE if MANIFEST in names else Progress.INCOMPLETE
-
-
 def check_output(folder: Path, *, overwrite: bool) -> None:
     """Raise OutputError if a folder is not writable or has files that are not an output of this package."""
     check_writable(folder)
@@ -135,17 +154,8 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
         raise OutputError(what, where="--output", remedy=remedy)
 
 
-def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
-
-
 def _content(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
-
-
-def update_partial(folder: Path, body: Mapping[str, Any]) -> None:
-    """Add values to the manifest of an unfinished output."""
-    write_checked_json(folder / PARTIAL, {**read_json(folder / PARTIAL), **body})
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -155,20 +165,6 @@ def read_record(folder: Path) -> dict[str, Any]:
             record = read_json(folder / name)
             return record if isinstance(record, dict) else {}
     return {}
-
-
-def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-    """Write `manifest.json`, the last file of a finished output, and remove the partial manifest."""
-    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
-    write_checked_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
-    (folder / PARTIAL).unlink(missing_ok=True)
-
-
-def reopen(folder: Path) -> None:
-    """Mark a complete output as incomplete, to extend a run or to replace damaged files."""
-    record = read_json(folder / MANIFEST)
-    write_checked_json(folder / PARTIAL, {key: record[key] for key in ("kind", "format_version", "identity")})
-    (folder / MANIFEST).unlink()
 
 
 def is_output(folder: Path) -> bool:

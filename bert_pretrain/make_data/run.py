@@ -20,9 +20,9 @@ import yaml
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io import manifest
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
+from bert_pretrain.io.manifest import Output, OutputState, check_writable, exclusive
 from bert_pretrain.io.pool import LocalPool, Pool, open_pool, run_each
 from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.ingest import ingest
@@ -65,34 +65,33 @@ def make_data(
     config = config.model_copy(update={"data": text.config})
     _check_accents(text, tokenizer)
     sources = list(text.sources)
-    identity = _identity(config, sources, tokenizer)
+    local = [source.location for source in sources if source.is_local]
+    out = Output(output, "data", _identity(config, sources, tokenizer), [vocab, *local])
     if dry_run:
-        manifest.would_claim(output, "data", identity, overwrite=overwrite)
+        out.would_be(overwrite=overwrite)
         print(_estimate(config, text, tokenizer, cores))
         return output
-    manifest.check_writable(stores, "--store")
-    with manifest.exclusive(output):
-        used: list[str | Path] = [vocab, *(source.location for source in sources if source.is_local)]
-        progress = manifest.claim(output, "data", identity, overwrite=overwrite, inputs=used)
+    check_writable(stores, "--store")
+    with out.open(overwrite=overwrite) as state:
         remove_temporaries(output)
-        if progress is manifest.Progress.COMPLETE:
+        if state is OutputState.COMPLETE:
             shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed before its end
             damage = _damage(output, tokenizer, verify=verify)
             if damage is None:
                 print(f"up to date{', all shards verified' if verify else ''}: {output}")
                 return output
             print(f"{damage}; rebuilding the data")
-            manifest.reopen(output)
+            out.reopen()
         stores.mkdir(parents=True, exist_ok=True)
         # A cluster checks that its workers see the same local files.
-        files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
+        files = [vocab, *map(Path, local)]
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
             corpus, splits = _write_splits(config, sources, tokenizer, output, stores, pool)
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
         _write_dataset_card(output, list(splits))
         body = _manifest_body(config, tokenizer, sources, corpus, splits)
-        manifest.complete(output, "data", identity, body)
+        out.publish(body)
         shutil.rmtree(output / build.RECORDS, ignore_errors=True)
         print(f"{summary.describe(body)}\ndata folder: {output}")
     return output
@@ -119,7 +118,7 @@ def _estimate(config: Config, text: Corpus, tokenizer: Tokenizer, workers: int) 
         sample = text.sample(folder, SAMPLE_BYTES)
         start = time.process_time()
         sources = list(sample.corpus.sources)
-        with LocalPool(1) as pool:
+        with LocalPool(1) as pool, sample.naming_originals():
             corpus, splits = _write_splits(
                 config, sources, tokenizer, folder / "data", folder / "store", pool, is_sample=sample.is_part
             )
@@ -173,7 +172,7 @@ def _write_splits(
         print(summary.describe_corpus(corpus, sources, store.folder))
     summary.warn_of_unknown_tokens(corpus, sources)
     summary.warn_of_repeated_sentences(corpus)
-    with manifest.exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
+    with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
     if not is_sample:
         summary.warn_of_large_documents(plan, corpus, sources)

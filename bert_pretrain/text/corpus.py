@@ -5,11 +5,11 @@ package that looks at some of the text uses `Corpus.sample`.
 """
 
 import codecs
+import contextlib
 import json
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig, names_of
+from bert_pretrain.errors import InputError
 from bert_pretrain.io.inputs import decompress, open_raw
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text import documents, languages, readers
@@ -25,8 +26,7 @@ from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, resolve
 from bert_pretrain.text.text_files import ByteRange, last_character
 
-TEXTS_BYTES = 1 << 19  # of `Corpus.texts`, in which the language is detected
-PIECE_BYTES = 1 << 15  # a sample has the starts of sources in pieces of this size
+PIECE_CHARACTERS = 1 << 15  # of the pieces of `Corpus.texts` and of samples
 MIN_PIECES, MAX_PIECES = 16, 512
 _BLOCK_BYTES = 1 << 13
 
@@ -86,13 +86,20 @@ class Corpus:
     def texts(self) -> list[str]:
         """The text at the starts of some training sources, in pieces of at most 32,768 characters."""
         config = self.config.model_copy(update={"strict": False})
+        sources = self.training.sources
         pieces: list[str] = []
-        with tempfile.TemporaryDirectory() as name:
-            sample = self.training.sample(Path(name), TEXTS_BYTES)
-            for source in sample.corpus.sources:
-                text = "\n".join(piece.text for piece in documents.read(ByteRange(source), config, Counter()))
-                pieces += [text[begin : begin + PIECE_BYTES] for begin in range(0, len(text), PIECE_BYTES)]
+        for index, number in _pieces(_known_sizes(sources), MIN_PIECES).items():
+            text = ""
+            for document in documents.read(ByteRange(self._examined(sources[index]).streamed), config, Counter()):
+                text += f"{document.text}\n"
+                if len(text) >= number * PIECE_CHARACTERS:
+                    break
+            ends = range(0, min(len(text), number * PIECE_CHARACTERS), PIECE_CHARACTERS)
+            pieces += [text[begin : begin + PIECE_CHARACTERS] for begin in ends]
         return pieces
+
+    def _examined(self, source: Source) -> Source:
+        return source if self.is_examined else examined(source, self.config, whole_words=self.whole_words)
 
     def sample(self, folder: Path, num_bytes: int) -> "Sample":
         """Copy the starts of some sources, about `num_bytes` in UTF-8, to a folder.
@@ -106,13 +113,11 @@ class Corpus:
         groups = [[source for source in self.sources if source.is_validation is held_out] for held_out in (False, True)]
         for group in filter(None, groups):
             sizes = _known_sizes(group)
-            num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_BYTES))
+            num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_CHARACTERS))
             copied_bytes = read_bytes = 0.0  # of the sources whose start is copied: copied, and read by a stage
             chosen = _pieces(sizes, num_pieces)
             for index, number in progress_bar(chosen.items(), desc="sample", unit="input", leave=False):
-                source = group[index]
-                if not self.is_examined:
-                    source = examined(source, self.config, whole_words=self.whole_words)
+                source = self._examined(group[index])
                 format_ = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
                 path = folder / f"{len(copies)}.{format_}"
                 copy, share = copy_start(source, path, number * num_bytes // num_pieces, self.config)
@@ -135,6 +140,16 @@ class Sample(NamedTuple):
     shares: tuple[float, ...]  # the part of it that is in its copy
     scale: float  # training text that a stage reads, relative to the copies
     validation_scale: float  # the same of the held-out text
+
+    @contextlib.contextmanager
+    def naming_originals(self) -> Iterator[None]:
+        """Name the original in an error about a copy."""
+        try:
+            yield
+        except InputError as error:
+            for copy, original in zip(self.corpus.sources, self.originals, strict=True):
+                error.where = error.where.replace(copy.location, original.location)
+            raise
 
     @property
     def is_part(self) -> bool:
@@ -181,10 +196,9 @@ def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tup
 def _copy_rows(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
     """Copy the text of the first rows of a table as JSON lines. Return the copy, and its share of the source."""
     field = names_of(config.text_field)[0]
-    first = replace(source, format="stream") if source.format == "dataset" else source
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as file:
-        for document in documents.read(ByteRange(first), config, Counter()):
+        for document in documents.read(ByteRange(source.streamed), config, Counter()):
             num_documents += document.ends_document
             num_bytes += file.write(json.dumps({field: document.text}) + "\n")
             if num_bytes > size:

@@ -81,6 +81,11 @@ class Source:
             return replace(self, location=hub_datasets.absolute(self.location))
         return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
 
+    @property
+    def streamed(self) -> "Source":
+        """The source, whose first rows can be read without building the dataset if it is one."""
+        return replace(self, format="stream") if self.format == "dataset" else self
+
     def copied_to(self, path: Path, format_: str) -> "Source":
         """A local copy of the source in UTF-8, which is read completely."""
         copy = replace(self, location=str(path), format=format_, encoding=UTF8, fraction=1.0, split="")

@@ -9,8 +9,8 @@ import torch
 from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io import manifest
 from bert_pretrain.io.files import read_json, remove_temporaries
+from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarted
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import check_model, damage_of_model, read_config, weights_sha256
@@ -73,6 +73,11 @@ class ResolvedRun:
     def pretraining(self, tokens: int) -> dict[str, Any]:
         """Return the description of this training for `config.json`, after `tokens` tokens."""
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
+
+    @property
+    def folder(self) -> Output:
+        """The folder of the run."""
+        return Output(self.output, "run", self.identity, (self.data.path, self.init_from, self.teacher))
 
     @property
     def samples_softmax(self) -> bool:
@@ -212,16 +217,16 @@ def _describe_length(run: ResolvedRun) -> str:
 
 
 def find_progress(
-    run: ResolvedRun, progress: manifest.Progress, *, resume: bool, changes: bool
+    run: ResolvedRun, state: OutputState, *, resume: bool, changes: bool
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether a run is finished and, if not, its newest checkpoint. Write files only with `changes`."""
     folder, length = run.output / "checkpoints", run.length
-    is_complete = progress is manifest.Progress.COMPLETE
+    is_complete = state is OutputState.COMPLETE
     if is_complete and _is_up_to_date(run):
         return True, None
     if changes:
         remove_temporaries(run.output)
-    if not resume and not manifest.is_restarted() and checkpoint_paths(folder):
+    if not resume and not is_restarted() and checkpoint_paths(folder):
         raise OutputError(
             f"{folder} holds checkpoints, and --no-resume does not continue from them",
             where="--no-resume",
@@ -237,13 +242,13 @@ def find_progress(
     if latest is not None and length.steps is not None and latest.step > length.steps:
         raise _too_short(length, latest.step, 0.0)
     if is_complete and changes:
-        manifest.reopen(run.output)
+        run.folder.reopen()
     return False, latest
 
 
 def _is_up_to_date(run: ResolvedRun) -> bool:
     """Print and return whether a finished run has the required length and an intact model. Raise if it is too long."""
-    record, length, model = read_json(run.output / manifest.MANIFEST), run.length, run.output / "model"
+    record, length, model = read_json(run.output / MANIFEST), run.length, run.output / "model"
     step, seconds = int(record["progress"]["step"]), float(record["progress"]["wall_seconds"])
     old_length = Length(**record["length"])
     if old_length != length and length.steps != step:

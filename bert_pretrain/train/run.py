@@ -16,9 +16,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io import manifest
 from bert_pretrain.io.files import atomic_folder, write_text
-from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
@@ -80,14 +78,14 @@ def train(
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
 
+        out = run.folder
+
         def claim() -> tuple[bool, Checkpoint | None]:
             if dry_run:
-                progress = manifest.would_claim(output, "run", run.identity, overwrite=overwrite)
-                return (False, None) if overwrite else find_progress(run, progress, resume=resume, changes=False)
-            locks.enter_context(exclusive(output))
-            used = (run.data.path, run.init_from, run.teacher)
-            progress = manifest.claim(output, "run", run.identity, overwrite=overwrite, inputs=used)
-            return find_progress(run, progress, resume=resume, changes=True)
+                folder_state = out.would_be(overwrite=overwrite)
+                return (False, None) if overwrite else find_progress(run, folder_state, resume=resume, changes=False)
+            folder_state = locks.enter_context(out.open(overwrite=overwrite))
+            return find_progress(run, folder_state, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)
         run = run if latest is None else resumed(run, latest)
@@ -107,7 +105,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
     is_main, record = run.dist_context.is_main, _manifest_record(run)
     if is_main:
         write_text(run.output / "config.yaml", dump_yaml(run.config))
-        manifest.update_partial(run.output, record)
+        run.folder.add(record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
 
@@ -296,7 +294,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         "device": str(run.device),
         "torch": torch.__version__,
     }
-    manifest.complete(run.output, "run", run.identity, body)
+    run.folder.publish(body)
     print(f"the model is {run.output / 'model'}")
     if warning is not None:
         print(warning)

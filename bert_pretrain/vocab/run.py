@@ -14,9 +14,9 @@ from typing import Any
 
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.io import manifest
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries
+from bert_pretrain.io.manifest import Output, OutputState, read_manifest
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
@@ -73,15 +73,15 @@ def make_vocab(
         **_choices(config.vocab, old),
         "reading": config.data.model_dump(mode="json", include={"text_field", "strict", "language"}),
     }
-    with manifest.exclusive(output):
-        used = [extend, *(source.location for source in sources if source.is_local)]
-        progress = manifest.claim(output, "vocab", identity, overwrite=overwrite, inputs=used)
-        if progress is manifest.Progress.COMPLETE:
+    used = [extend, *(source.location for source in sources if source.is_local)]
+    out = Output(output, "vocab", identity, used)
+    with out.open(overwrite=overwrite) as state:
+        if state is OutputState.COMPLETE:
             if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
             print(f"a file of {output} is missing or damaged; building the vocabulary again")
-            manifest.reopen(output)
+            out.reopen()
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
         tokenizer, metrics = _make(counts, old, config, inputs)
@@ -93,7 +93,7 @@ def make_vocab(
             "inputs": [{"location": source.location, **source.identity} for source in sources],
             "metrics": metrics,
         }
-        manifest.complete(output, "vocab", identity, body)
+        out.publish(body)
     _report(tokenizer, metrics, config.vocab)
     if (few := few_documents(metrics["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
@@ -131,7 +131,7 @@ def _is_intact(output: Path) -> bool:
         is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
     except (DataError, OSError, UnicodeDecodeError):
         return False
-    hash_ = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
+    hash_ = read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
     return is_same and (output / TOKENIZER).is_file() and tokenizer.hash == hash_
 
 

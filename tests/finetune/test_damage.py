@@ -53,7 +53,7 @@ def test_a_damaged_checkpoint_is_an_error_and_overwrite_starts_over(toy_model, t
     with pytest.raises(KeyboardInterrupt):
         finetune("classify", toy_model, **call, settings=settings)
     monkeypatch.undo()
-    (checkpoint,) = (tmp_path / "out.partial").rglob("checkpoint-*")
+    (checkpoint,) = (tmp_path / "out").rglob("checkpoint-*")
     for name in ("optimizer.pt", "model.safetensors"):
         content = (checkpoint / name).read_bytes()
         (checkpoint / name).write_bytes(content[:-8])
@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_an_error_and_overwrite_starts_over(toy_model, t
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(DataError, match="a checkpoint is damaged"):
         finetune("classify", toy_model, **call, settings=settings)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "config.json").exists()
     assert finetune("classify", toy_model, **call, settings=settings, overwrite=True) == tmp_path / "out"
 
 

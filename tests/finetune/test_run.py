@@ -110,7 +110,7 @@ def test_the_same_command_is_up_to_date_and_another_is_an_error(classifier, toy_
     with pytest.raises(OutputError, match=r"settings.weight_decay: 0.01 -> 0.1"):
         finetune("classify", toy_model, **other)
     assert (classifier["output"] / "model.safetensors").stat().st_mtime_ns == before
-    assert not list(classifier["output"].parent.glob("*.partial"))
+    assert not (classifier["output"] / ".trials").exists()
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Pat
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "uninterrupted")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
-    checkpoints = (tmp_path / "killed.partial" / "trials" / stage / "checkpoints").resolve()
+    checkpoints = (tmp_path / "killed" / ".trials" / stage / "checkpoints").resolve()
     wait_until(lambda: last_checkpoint(checkpoints), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "killed").exists()
+    assert not (tmp_path / "killed" / "config.json").exists()
     incomplete = checkpoints / "checkpoint-9999"
     incomplete.mkdir()
     (incomplete / "model.safetensors").write_bytes(b"half")
@@ -212,7 +212,7 @@ def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Pat
     texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "uninterrupted", killed)]
     first, second = ([line for line in text if "seconds" not in line] for text in texts)
     assert first == second
-    assert not (tmp_path / "killed.partial").exists()
+    assert not (tmp_path / "killed" / ".trials").exists()
 
 
 def test_plugins_of_the_environment_are_ignored_and_unknown_words_reported(

@@ -33,8 +33,8 @@ from bert_pretrain.finetune.predict import write_rows
 from bert_pretrain.finetune.rows import INPUT, LabelledInput
 from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.io import manifest
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, sha256_file, write_checksums
+from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -153,15 +153,15 @@ def stage_outputs(folder: Path) -> Iterator[Target]:
         for split in ("train", "validation"):
             for record in opened.shards(split):
                 read_shard(data, record)
-        manifest.claim(data, "data", identity)
+        Output(data, "data", identity).state()
 
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
         yield existing(vocab / name, read_vocab)
-    identity = manifest.read_record(data)["identity"]
+    identity = read_record(data)["identity"]
     yield existing(data / "manifest.json", read_data)
     yield shard(data)
     for name in ("manifest.json", "metrics.jsonl"):
-        yield existing(run / name, lambda: diagnose(manifest.read_record(run), read_metrics(run)))
+        yield existing(run / name, lambda: diagnose(read_record(run), read_metrics(run)))
     sealed = folder / "sealed"
     sealed.mkdir()
     (sealed / "a").write_bytes(b"a")

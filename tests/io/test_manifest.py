@@ -9,16 +9,13 @@ from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.io.manifest import (
     MANIFEST,
     PARTIAL,
-    Progress,
+    Output,
+    OutputState,
     check_writable,
-    claim,
-    complete,
     exclusive,
     library_versions,
     read_manifest,
     read_record,
-    reopen,
-    update_partial,
 )
 from tests.conftest import digests
 
@@ -29,6 +26,11 @@ OTHER = {"inputs": [{"name": "a.txt", "size": 5}], "data": {"seed": 2, "max_seq_
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "output"
+
+
+def claim(folder: Path, kind: str, identity: dict, *, overwrite: bool = False, inputs: tuple = ()) -> OutputState:
+    with Output(folder, kind, identity, inputs).open(overwrite=overwrite) as state:
+        return state
 
 
 @pytest.fixture
@@ -44,17 +46,18 @@ def test_progress_is_new_then_incomplete_then_complete(folder: Path) -> None:
     (folder / f".{PARTIAL}.123.tmp").write_text("{")  # of a killed writer
     # A claim without output does not block another command.
     for identity in (OTHER, IDENTITY):
-        assert claim(folder, "data", identity) is Progress.NEW
-        assert claim(folder, "data", identity) is Progress.INCOMPLETE
-    update_partial(folder, {"length": 1})
-    update_partial(folder, {"length": 2})  # when the command is resumed
+        assert claim(folder, "data", identity) is OutputState.NEW
+        assert claim(folder, "data", identity) is OutputState.INCOMPLETE
+    output = Output(folder, "data", IDENTITY)
+    output.add({"length": 1})
+    output.add({"length": 2})  # when the command is resumed
     assert read_record(folder)["length"] == 2
-    complete(folder, "data", IDENTITY, {"splits": {}})
-    assert claim(folder, "data", IDENTITY) is Progress.COMPLETE
+    output.publish({"splits": {}})
+    assert claim(folder, "data", IDENTITY) is OutputState.COMPLETE
     manifest = read_manifest(folder, "data", "--data")
     assert (manifest["splits"], manifest["versions"]) == ({}, library_versions())
-    reopen(folder)
-    assert claim(folder, "data", IDENTITY) is Progress.INCOMPLETE
+    output.reopen()
+    assert claim(folder, "data", IDENTITY) is OutputState.INCOMPLETE
 
 
 def test_broken_link_is_refused(tmp_path: Path) -> None:
@@ -75,7 +78,7 @@ def test_broken_link_is_refused(tmp_path: Path) -> None:
 )
 def test_different_identity_is_refused_with_its_key(unfinished, kind, identity, line) -> None:
     if kind == "data":  # also for finished outputs
-        complete(unfinished, "data", IDENTITY, {})
+        Output(unfinished, "data", IDENTITY).publish({})
     before = digests(unfinished)
     with pytest.raises(OutputError) as caught:
         claim(unfinished, kind, identity)
@@ -111,15 +114,15 @@ def test_overwrite_refuses_to_move_an_input(unfinished: Path) -> None:
     before, shard = digests(unfinished), unfinished / "train" / "00000.parquet"
     for path in (shard, str(shard), unfinished):
         with pytest.raises(OutputError, match="is in the output folder"):
-            claim(unfinished, "data", OTHER, overwrite=True, inputs=[None, path])
+            claim(unfinished, "data", OTHER, overwrite=True, inputs=(None, path))
     assert digests(unfinished) == before
 
 
 def test_overwrite_moves_old_content_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = digests(unfinished)
-    with exclusive(unfinished):
-        for identity in (OTHER, IDENTITY):
-            assert claim(unfinished, "data", identity, overwrite=True) is Progress.NEW
+    for identity in (OTHER, IDENTITY):
+        with Output(unfinished, "data", identity).open(overwrite=True) as state:
+            assert state is OutputState.NEW
             (unfinished / "a").write_text(str(identity))
             with pytest.raises(OutputError), exclusive(unfinished):
                 pytest.fail("the lock was lost")

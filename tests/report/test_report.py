@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.io import manifest
 from bert_pretrain.io.files import sha256_file
+from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_metrics
 from bert_pretrain.report.render import escaped, render
 from bert_pretrain.report.report import normal_values, write_report
@@ -54,7 +54,7 @@ def test_one_or_several_runs_are_drawn(run: Path, tmp_path: Path) -> None:
 
 def test_panels_show_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path, vocab_size=4096, unigram_entropy={"train": 6.0, "validation": 5.5})
-    figure = make_figure([run], [manifest.read_record(run)], [read_metrics(run)], PANELS)
+    figure = make_figure([run], [read_record(run)], [read_metrics(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
@@ -128,7 +128,7 @@ def test_invalid_line_is_reported_by_number(tmp_path: Path, line: bytes) -> None
 
 
 def test_metrics_changed_after_the_run_are_refused(run: Path, tmp_path: Path) -> None:
-    manifest.complete(run, "run", {}, {"metrics": {"sha256": sha256_file(run / "metrics.jsonl")}})
+    Output(run, "run", {}).publish({"metrics": {"sha256": sha256_file(run / "metrics.jsonl")}})
     assert read_metrics(run)
     write_run(run, LINES[1:])
     with pytest.raises(DataError, match="changed"):

@@ -22,11 +22,12 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.io import manifest
+from bert_pretrain.io.manifest import Output
 from bert_pretrain.text import documents, readers, sources, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, resolve
 from bert_pretrain.text.text_files import describe_reasons, join_reasons
+from tests.conftest import claim
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -155,9 +156,9 @@ def test_links_to_other_files_of_a_folder_are_skipped(tmp_path: Path, capsys: py
 def test_outputs_in_an_input_folder_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
-        manifest.claim(tmp_path / name, kind, {"seed": 1})
+        claim(tmp_path / name, kind)
         write(tmp_path / name / "train" / "vocab.txt", b"[PAD]\n")
-    manifest.complete(tmp_path / "vocab", "vocab", {"seed": 1}, {})
+    Output(tmp_path / "vocab", "vocab", {"seed": 1}).publish({})
     write(tmp_path / "sub" / "manifest.json", b'{"text": "a manifest of others"}')
     assert read_all(tmp_path)[0] == [*TEXTS, "a manifest of others"]
     assert f"{tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}" in capsys.readouterr().out
@@ -178,7 +179,7 @@ def test_files_of_a_run_in_an_input_folder_are_skipped(tmp_path: Path) -> None:
         write(tmp_path / name, b"{}")
     for name in ("auto", "timed", "other"):
         write(tmp_path / name / "a.txt", name.encode())
-    manifest.claim(tmp_path / "timed" / "vocab", "vocab", {"seed": 1})
+    claim(tmp_path / "timed" / "vocab", "vocab")
     write(tmp_path / "other" / "time.json", b'{"text": "noon"}')
     assert read_all(tmp_path)[0] == ["auto", "other", "noon", "timed"]
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
-from bert_pretrain.io import manifest
+from bert_pretrain.io.manifest import Output
 from bert_pretrain.make_data import summary
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text import ragged
@@ -42,6 +42,7 @@ from bert_pretrain.train.packing import (
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums, train_step
+from tests.conftest import reopen
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
 FIRST_WORD = 104
@@ -152,7 +153,7 @@ def make_data_folder(
         },
         "splits": splits,
     }  # fmt: skip
-    manifest.complete(folder, "data", {}, body)
+    Output(folder, "data", {}).publish(body)
     return folder
 
 
@@ -288,7 +289,7 @@ def assert_same_run(left: Path, right: Path) -> None:
 def interrupted_copy(finished: Path, run: Path, *lost: str) -> Path:
     """Copy a finished run as if it had been killed before its end, without the named checkpoints."""
     shutil.copytree(finished, run)
-    manifest.reopen(run)
+    reopen(run)
     for folder in ("model", *(f"checkpoints/{name}" for name in lost)):
         shutil.rmtree(run / folder)
     return run

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.io.manifest import PARTIAL, read_record, reopen
+from bert_pretrain.io.manifest import PARTIAL, read_record
 from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.train.log import MetricsFile
+from tests.conftest import reopen
 from tests.train.conftest import Fit, metrics
 
 

@@ -22,12 +22,11 @@ from bert_pretrain.cli import main
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, Interrupted, OutputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io import manifest
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
 from bert_pretrain.train.signals import newest_step
-from tests.conftest import wait_until
+from tests.conftest import reopen, wait_until
 from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
 
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
@@ -343,7 +342,7 @@ def test_run_without_steps_left_evaluates_all_examples_once(fit: Fit, finished: 
     assert [line["step"] for line in metrics(run, "validation_mlm_loss")] == [0, 6, 8]
     last = metrics(run)[-1]
     assert last["validation_examples"] == metrics(finished)[-1]["validation_examples"]
-    manifest.reopen(run)
+    reopen(run)
     shutil.rmtree(run / "model")
     fit(run, max_steps=8, eval_examples=16)
     assert json.loads((run / "manifest.json").read_text())["validation"]["step"] == 8
