@@ -15,9 +15,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,17 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.config_file import load_config
 from bert_pretrain.io.files import read_json
 from bert_pretrain.io.inputs import open_input
 from bert_pretrain.io.manifest import library_versions
-from bert_pretrain.io.pool import LocalPool
 from bert_pretrain.text.fast_tokenizer import Encoder
-from bert_pretrain.text.sources import resolve
-from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.counting import MAX_DISTINCT, Counts, count_groups
-from bert_pretrain.vocab.run import MAX_TASKS, merge_counts
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
@@ -215,20 +207,8 @@ def measure_busy(bench: Bench) -> Iterator[Row]:
         yield from (*shares, dry_run)
 
 
-def measure_merge(bench: Bench) -> Iterator[Row]:
-    """Measure the merging of 24 tables of counts, of 32 MB of text each, and extrapolate to larger corpora."""
-    measured = [run_task("merge", bench.texts["english"], 24) for _ in range(bench.arguments.repeats)]
-    per_table, chunks = [seconds / 24 for seconds, _ in measured], measured[0][1]
-    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=per_table)
-    # 16 GB has 250 tables of 64 MB. The tables of 1 TB have the maximum size.
-    for size, tables in (("16 GB", 250.0), ("1 TB", MAX_TASKS * MAX_DISTINCT / chunks)):
-        total = [tables * seconds for seconds in per_table]
-        yield Row(f"merging of counts, {size}, two workers, computed from it", unit="s", ours=total)
-
-
 MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "ids": measure_ids, "make-data": measure_make_data, "vocab": measure_vocab, "busy": measure_busy,
-    "merge": measure_merge,
 }  # fmt: skip
 
 
@@ -462,30 +442,8 @@ def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
     return [str(place)]
 
 
-def merge(text: str, number: str) -> tuple[float, int]:
-    """Return the seconds to merge `number` tables of counts on two workers, and the number of chunks of a table.
-
-    A table has the counts of 32 MB of a text. One chunk in ten is in no other table.
-    """
-    config = load_config()
-    (source,) = resolve([text], config.data)
-    chunks = count_groups([(0, [ByteRange(source, 0, min(32_000_000, source.size or 0))])], config).training
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, str(each)) for each in range(int(number))]
-        for table, file in enumerate(files):
-            renamed = {
-                b"%d %s" % (table, chunk) if rank % 10 == 0 else chunk: count
-                for rank, (chunk, count) in enumerate(chunks.items())
-            }
-            Counts(Counter(renamed)).save(file)
-        with LocalPool(2) as pool:
-            begin = time.perf_counter()
-            merge_counts(files, pool)
-            return time.perf_counter() - begin, len(chunks)
-
-
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (ids_ours, ids_peer, ids_equal, vocab_peer, shape, merge)
+    task.__name__: task for task in (ids_ours, ids_peer, ids_equal, vocab_peer, shape)
 }
 
 if __name__ == "__main__":

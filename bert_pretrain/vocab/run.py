@@ -17,7 +17,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.manifest import Output, OutputState, read_manifest
-from bert_pretrain.io.pool import Pool, open_pool, run_each
+from bert_pretrain.io.pool import open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.readers import check_decoded, check_texts
@@ -31,7 +31,6 @@ from bert_pretrain.vocab.normalized import NormalizedWords, normalize
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
 MAX_TASKS = 256  # maximum number of counting tasks; each of them has a table of counts
-FILES_PER_MERGE = 4
 
 
 def make_vocab(
@@ -135,56 +134,36 @@ def _is_intact(output: Path) -> bool:
     return is_same and (output / TOKENIZER).is_file() and tokenizer.hash == hash_
 
 
-def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
-    file, groups = task
-    count_groups(groups, config).save(file)
-
-
-def _merge(task: tuple[Path, Sequence[Path]]) -> None:
-    output, files = task
-    _merged(files).save(output)
-
-
-def _merged(files: Sequence[Path]) -> Counts:
-    counts = Counts.load(files[0])
-    for file in files[1:]:
-        counts.add(Counts.load(file))
-    return counts
-
-
 def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:
-    """Count all text in parallel, and merge the counts through files in a temporary folder of the output.
+    """Count all text in parallel, and add up the tables of counts, which pass through a temporary folder of the output.
 
-    The order of merges, which affects the dropped chunks, does not depend on the number of workers.
+    The tables are added in order, because the order decides which chunks are dropped.
     """
     part_bytes = documents.part_bytes_of(sources)
     parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
-    groups = documents.group(parts, part_bytes)
-    files = [Path(source.location) for source in sources if source.is_local]
-    numbered = list(enumerate(groups))
+    groups = list(enumerate(documents.group(parts, part_bytes)))
     per_task = max(1, -(-len(groups) // MAX_TASKS))
-    batches = [numbered[first : first + per_task] for first in range(0, len(groups), per_task)]
+    batches = [groups[first : first + per_task] for first in range(0, len(groups), per_task)]
     shown = documents.progress_of([[part for _, parts in batch for part in parts] for batch in batches])
+    files = [Path(source.location) for source in sources if source.is_local]
+    counts = Counts()
     with (
         open_pool(workers, scheduler, folders=[output], files=files) as pool,
         tempfile.TemporaryDirectory(dir=output.absolute(), prefix=".counts-", suffix=".tmp") as folder,
     ):
-        count_files = [Path(folder, f"{number}") for number in range(len(batches))]
-        count = partial(_count_groups, config=config)
-        list(run_each(count, list(zip(count_files, batches, strict=True)), workers=pool, description="count", **shown))
-        return merge_counts(count_files, pool)
-
-
-def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
-    """Merge files of counts in parallel, as a tree of groups of `FILES_PER_MERGE` files. Delete merged files."""
-    while len(files) > FILES_PER_MERGE:
-        groups = [files[first : first + FILES_PER_MERGE] for first in range(0, len(files), FILES_PER_MERGE)]
-        tasks = [(group[0].with_name(f"{group[0].name}+"), group) for group in groups]
-        list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
-        for file in files:
+        tasks = [(Path(folder, f"{number}"), batch) for number, batch in enumerate(batches)]
+        work = partial(count_to_file, config=config)
+        for file in run_each(work, tasks, workers=pool, description="count", **shown):
+            counts.add(Counts.load(file))
             file.unlink()
-        files = [file for file, _ in tasks]
-    return _merged(files)
+    return counts
+
+
+def count_to_file(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> Path:
+    """Count the numbered groups of byte ranges of a task, write the counts to its file, and return the file."""
+    file, groups = task
+    count_groups(groups, config).save(file)
+    return file
 
 
 def _make(

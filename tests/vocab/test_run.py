@@ -46,7 +46,6 @@ def test_vocabulary_is_independent_of_parts_and_workers(english_text, tmp_path, 
     monkeypatch.setattr(run, "MAX_TASKS", 1)
     make(english_text, tmp_path / "one", "vocab.size=800")
     monkeypatch.setattr(run, "MAX_TASKS", 11)
-    monkeypatch.setattr(run, "FILES_PER_MERGE", 3)
     make(english_text, tmp_path / "merged", "vocab.size=800", workers=2)
     assert digests(tmp_path / "merged") == digests(tmp_path / "one")
 
