@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -245,9 +245,13 @@ def write_checksums(folder: Path, written: Collection[str] = ()) -> None:
     """Record the size and SHA-256 of every file in a folder. Raise FileNotFoundError if one in `written` is missing."""
     for name in written:
         (folder / name).stat()
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
-    sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
-    write_json(folder / CHECKSUMS, sums)
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, checksums_of(folder, names))
+
+
+def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the size and SHA-256 of files in a folder, by name."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in names}
 
 
 def has_checksums(folder: Path) -> bool:
@@ -263,9 +267,18 @@ def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, chec
     if not has_checksums(folder):
         return f"{CHECKSUMS} is missing"
     try:
-        for name, sums in read_json(folder / CHECKSUMS).items():
-            if names is not None and name not in names:
-                continue
+        checksums = read_json(folder / CHECKSUMS)
+        if names is not None:
+            checksums = {name: sums for name, sums in checksums.items() if name in names}
+    except (DataError, AttributeError) as error:
+        return str(error).partition("\n")[0]
+    return damage_of_files(folder, checksums, check_hashes=check_hashes)
+
+
+def damage_of_files(folder: Path, checksums: Any, *, check_hashes: bool = True) -> str | None:
+    """Describe the first difference of files in a folder from `checksums_of`, or return None if there is none."""
+    try:
+        for name, sums in checksums.items():
             if Path(name).name != name:  # of another folder
                 return f"{CHECKSUMS} names {name!r}, which is not in the folder"
             if not (folder / name).is_file():  # a device may be endless
@@ -275,8 +288,6 @@ def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, chec
                 return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
             if check_hashes and sha256_file(folder / name) != sums["sha256"]:
                 return f"the SHA-256 of {name} has changed"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (DataError, OSError, AttributeError, TypeError, KeyError, ValueError) as error:
-        return str(error).partition("\n")[0]
+    except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
+        return str(error)
     return None

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config, VocabConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.cores import available_cores
-from bert_pretrain.io.files import remove_temporaries
-from bert_pretrain.io.manifest import Output, OutputState, read_manifest
+from bert_pretrain.io.files import checksums_of, damage_of_files, remove_temporaries
+from bert_pretrain.io.manifest import Output, OutputState, read_record
 from bert_pretrain.io.pool import open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
@@ -24,7 +24,7 @@ from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES, TOKENIZER
+from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES
 from bert_pretrain.vocab.counting import Counts, count_groups
 from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.normalized import NormalizedWords, normalize
@@ -76,10 +76,11 @@ def make_vocab(
     out = Output(output, "vocab", identity, used)
     with out.open(overwrite=overwrite) as state:
         if state is OutputState.COMPLETE:
-            if _is_intact(output):
+            damage = damage_of_files(output, read_record(output).get("files", {}))
+            if damage is None:
                 print(f"up to date: {output}")
                 return output
-            print(f"a file of {output} is missing or damaged; building the vocabulary again")
+            print(f"{output} is damaged: {damage}; building the vocabulary again")
             out.reopen()
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
@@ -91,6 +92,7 @@ def make_vocab(
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
             "inputs": [{"location": source.location, **source.identity} for source in sources],
             "metrics": metrics,
+            "files": checksums_of(output, tokenizer.files),
         }
         out.publish(body)
     _report(tokenizer, metrics, config.vocab)
@@ -120,18 +122,6 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
         return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
     used = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
     return {"extends": old.hash, "vocab": used}
-
-
-def _is_intact(output: Path) -> bool:
-    try:
-        tokenizer = Tokenizer.load(output)
-        texts = tokenizer.contents()
-        del texts[TOKENIZER]  # another version of `tokenizers` may have written it in another form
-        is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
-    except (DataError, OSError, UnicodeDecodeError):
-        return False
-    hash_ = read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and (output / TOKENIZER).is_file() and tokenizer.hash == hash_
 
 
 def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:

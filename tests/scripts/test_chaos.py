@@ -51,11 +51,11 @@ def test_vocab_has_no_defects(campaign: Campaign) -> None:
 @pytest.mark.parametrize(
     ("verdict", "defect"),
     [
-        ("silent", "run._is_intact = lambda output: True"),
-        ("traceback", "run._is_intact = lambda output: 1 / 0"),
+        ("silent", "run.damage_of_files = lambda *_: None"),
+        ("traceback", "run.damage_of_files = lambda *_: 1 / 0"),
         pytest.param(
             "hang",
-            "chaos_trial.HANG_SECONDS = 5; run._is_intact = lambda output: time.sleep(60)",
+            "chaos_trial.HANG_SECONDS = 5; run.damage_of_files = lambda *_: time.sleep(60)",
             marks=pytest.mark.slow,
         ),
     ],
