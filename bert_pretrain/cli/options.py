@@ -1,11 +1,20 @@
-"""Options shared by several commands, the layout of the help, and suggestions for unknown options."""
+"""What several commands share: options and their keys, models and configurations, help, and suggestions for flags.
+
+Help texts are here and not with the keys, because importing the configuration takes longer than `--help`.
+"""
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from bert_pretrain.config import Config
+
+STARTED = monotonic()  # just after the interpreter started
 
 
 def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -42,7 +51,8 @@ Settings = Annotated[list[str] | None, option("Set one key of the configuration.
 Overwrite = Annotated[bool, switch("--overwrite", "Move an existing output aside and start from the beginning.")]
 Workers = Annotated[int | None, option("Number of processes; default: at most one per core.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
-Strict = Annotated[bool, switch("--strict", "Stop at text that cannot be decoded and at records without text.")]
+_STRICT = "Stop at text that cannot be decoded and at records without text."
+Strict = Annotated[bool | None, switch("--strict", _STRICT)]
 Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto detects it per file.", "NAME")]
 _LOWERCASE = "Lowercase the text; default: in English and Chinese. With --extend: casing of its vocabulary, if unknown."
 VocabLowercase = Annotated[bool | None, option(_LOWERCASE)]
@@ -60,20 +70,36 @@ LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-
 BatchSize = Annotated[str | None, option("Examples per step.", "N")]
 TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda:N.", "DEVICE")]
 
-FLAG_KEYS = {  # configuration keys that have a flag
-    "--steps": "train.max_steps",
-    "--time": "train.time_budget",
-    "--learning-rate": "train.peak_lr",
-    "--batch-size": "train.global_batch_size",
-    "--device": "train.device",
-    "--vocab-size": "vocab.size",
-}
+
+def key_flags(**values: object) -> dict[str, tuple[str, object]]:
+    """Map the values of options, named by their parameters, to keys, as `load_config` expects them."""
+    from bert_pretrain.config_keys import flag_keys
+
+    keys = flag_keys()
+    flags = {}
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        flags[keys[flag]] = (flag, value)
+    return flags
 
 
-def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
-    """Map the values of flags, named by their parameters, to configuration keys as `load_config` expects them."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    return {FLAG_KEYS[flag]: (flag, value) for flag, value in flags.items()}
+def inference_config(**values: object) -> "Config":
+    """Return the configuration of a command that uses a model. `values` are the same as in `key_flags`."""
+    from bert_pretrain.config_file import load_config
+
+    return load_config(flags=key_flags(**values))
+
+
+def bert_folder(model: Path, flag: str = "MODEL") -> Path:
+    """Return the local folder of a BERT model, after checks of its files that need no torch."""
+    from bert_pretrain.model.folder import CONFIG, check_model, read_config
+    from bert_pretrain.model.hub import model_folder
+
+    folder = model_folder(model, flag)
+    if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # sentence-transformers uses subfolders
+        check_model(folder, flag, verify_hashes=False)
+        read_config(folder, flag)
+    return folder
 
 
 class SuggestingCommand(TyperCommand):
@@ -106,13 +132,14 @@ class SuggestingCommand(TyperCommand):
 
 def _suggest(unknown: str, flags: list[str]) -> str | None:
     """Return the flag or the `--set` that an unknown option probably means."""
-    from bert_pretrain.config_keys import suggest_key
+    from bert_pretrain.config_keys import flag_keys, suggest_key
 
-    key = suggest_key(unknown.lstrip("-").replace("-", "_")) or ""
-    candidates = [
-        *get_close_matches(unknown, flags, n=1, cutoff=0.8),
-        *(flag for flag, flag_key in FLAG_KEYS.items() if flag_key == key and flag in flags),
-        *([f"--set {key}=VALUE"] if "." in key and "--set" in flags else []),
-        *get_close_matches(unknown, flags, n=1),
-    ]
-    return candidates[0] if candidates else None
+    if near := get_close_matches(unknown, flags, n=1, cutoff=0.8):
+        return near[0]
+    key = suggest_key(unknown.lstrip("-").replace("-", "_"))
+    for flag, flag_key in flag_keys().items():
+        if flag_key == key and flag in flags:
+            return flag
+    if key and "." in key and "--set" in flags:
+        return f"--set {key}=VALUE"
+    return next(iter(get_close_matches(unknown, flags, n=1)), None)

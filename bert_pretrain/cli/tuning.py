@@ -4,8 +4,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, importing, inference_config
-from bert_pretrain.cli.options import argument, option, switch
+from bert_pretrain.cli.options import argument, bert_folder, inference_config, option, switch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.io.files import local_path
@@ -62,8 +61,8 @@ def finetune(
     settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
     settings.check(task)
     output_folder, folder = local_path(output, "--output"), bert_folder(model)
-    with importing():
-        from bert_pretrain.finetune.run import finetune as run_finetune
+    from bert_pretrain.finetune.run import finetune as run_finetune
+
     run_finetune(
         task,
         folder,
@@ -100,10 +99,10 @@ def predict(
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
-    config = inference_config(device, precision)
+    config = inference_config(device=device, precision=precision)
     file, folder = local_path(output, "--output"), bert_folder(model)
-    with importing():
-        from bert_pretrain.finetune.predict import predict as run_predict
+    from bert_pretrain.finetune.predict import predict as run_predict
+
     changes = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field}
     run_predict(
         folder,
@@ -136,5 +135,5 @@ def _rates(text: str) -> tuple[float, ...]:
 
 def _reader_options(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
     """Return the options for reading inputs, as both commands expect them."""
-    checked = inference_config("auto", "auto", encoding=encoding).data.encoding
+    checked = inference_config(encoding=encoding).data.encoding
     return {"format": file_format, "columns": columns.split(",") if columns else (), "encoding": checked}
