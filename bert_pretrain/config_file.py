@@ -19,9 +19,8 @@ from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.config_keys import SECTIONS, key_schemas, suggest_key, values_of
 from bert_pretrain.errors import ConfigError
 
-KeyPath = tuple[str, ...]  # for example ("train", "peak_lr")
 Tree = dict[str, Any]
-Places = dict[KeyPath, str]  # the file and line, or the flag, where each key is set
+Places = dict[str, str]  # the file and line, or the flag, where each key such as `train.peak_lr` is set
 MAX_VALUES = 100_000  # with aliases (`*`) expanded, because a few lines of aliases can mean billions of values
 
 
@@ -43,7 +42,7 @@ def load_config(
     """Build the configuration from defaults, presets and files, `--set` pairs and flags; later sources win.
 
     `source` is a YAML file or the name of a preset; a string may join several by commas. `flags` maps dotted keys to
-    (name of the flag for messages, value); the value None means not set. `where` is the option of `source`.
+    (name of the flag for messages, value). `where` is the option of `source`.
     Without `with_phases`, phases are not checked against the other keys, for example the length of the run.
     """
     sources = source.split(",") if isinstance(source, str) else [source]
@@ -53,15 +52,15 @@ def load_config(
             layers.extend(_read_layers(each, where))
     layers.append(_command_line_layer(settings or (), flags or {}))
     tree, places = _merged(layers, one_length=True)
-    phase_path: KeyPath = ()
+    phase_key = ""
     try:
         config = Config.model_validate(tree)
         trainings = []
         for index, phase in enumerate(config.phases if with_phases else ()):
-            phase_path = ("phases", str(index))
+            phase_key = f"phases.{index}."
             trainings.append(config.for_phase(phase).train)
     except ValidationError as error:
-        raise _explain(error, phase_path, places) from error
+        raise _explain(error, phase_key, places) from error
     if trainings:
         _check_overrides(config, layers)
     _check_warmup(trainings or [config.train], places, by_clock=with_phases and config.time is not None)
@@ -87,10 +86,10 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
     names = extends.split(",") if isinstance(extends, str) else extends
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         remedy = "give the name of a preset or the path of a YAML file, or a list of them"
-        raise ConfigError(f"extends is {reprlib.repr(extends)}", where=reader.places["extends",], remedy=remedy)
+        raise ConfigError(f"extends is {reprlib.repr(extends)}", where=reader.places["extends"], remedy=remedy)
     for name in names:
         source = path.parent / name if _is_path(name) else name
-        yield from _read_layers(source, reader.places["extends",], (*extended_by, path.resolve()))
+        yield from _read_layers(source, reader.places["extends"], (*extended_by, path.resolve()))
     yield Layer(tree, reader.places)
 
 
@@ -109,7 +108,7 @@ class _YamlReader:
         """Return the content of a file, or of a `--set` pair."""
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
-            return "" if node is None else self._value(node, ())
+            return "" if node is None else self._value(node, "")
         except RecursionError as error:
             what = "a value contains itself or is nested too deeply"
             raise ConfigError(what, where=self.name, remedy="remove the alias (*) that refers to itself") from error
@@ -122,9 +121,10 @@ class _YamlReader:
     def _line(self, mark: Any) -> str:
         return self.name if mark is None or self.name.startswith("--") else f"{self.name}:{mark.line + 1}"
 
-    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+    def _value(self, node: yaml.Node, key: str) -> Any:
         """Return the plain value of a node and of all nodes inside it."""
-        self.places.setdefault(path, self._line(node.start_mark))
+        self.places.setdefault(key, self._line(node.start_mark))
+        prefix = f"{key}." if key else ""
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             problem = (
@@ -134,18 +134,18 @@ class _YamlReader:
         if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
             raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} is not allowed", problem_mark=node.start_mark)
         if isinstance(node, yaml.SequenceNode):
-            return [self._value(item, (*path, str(index))) for index, item in enumerate(node.value)]
+            return [self._value(item, f"{prefix}{index}") for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             node.value.encode()  # raises an error for half a surrogate pair
             return None if node.tag.endswith(":null") else node.value
         mapping: Tree = {}
         for key_node, value_node in node.value:
-            key = str(key_node.value)
-            if key in mapping:
-                problem = f"the key '{key}' occurs twice"
+            name = str(key_node.value)
+            if name in mapping:
+                problem = f"the key '{name}' occurs twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-            self.places[*path, key] = self._line(key_node.start_mark)
-            mapping[key] = self._value(value_node, (*path, key))
+            self.places[prefix + name] = self._line(key_node.start_mark)
+            mapping[name] = self._value(value_node, prefix + name)
         return mapping
 
 
@@ -160,21 +160,20 @@ def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, 
         where = f"--set {key}"
         layers.append(_layer_of_key(key, _YamlReader(where).parse(text), where))
     for key, (flag, value) in flags.items():
-        if value is not None:
-            layers.append(_layer_of_key(key, value, flag))
+        layers.append(_layer_of_key(key, value, flag))
     return _merged(layers)
 
 
-def _layer_of_key(dotted: str, value: object, where: str) -> Layer:
+def _layer_of_key(key: str, value: object, where: str) -> Layer:
     """Return the layer that sets one key, or a whole section, at `where`."""
-    section, *inner = path = tuple(dotted.split("."))
-    if len(inner) > 1 or (inner and section in ("inputs", "time", "phases")):
-        what = f"'{dotted.rpartition('.')[0]}' has no keys"
+    section, *names = key.split(".")
+    if len(names) > 1 or (names and section in ("inputs", "time", "phases")):
+        what = f"'{key.rpartition('.')[0]}' has no keys"
         raise ConfigError(what, where=where, remedy="give a key of a section, for example train.peak_lr")
-    places = {(section,): where, path: where}
-    for key in value if isinstance(value, dict) else ():
-        places[*path, str(key)] = where
-    return Layer({section: {inner[0]: value} if inner else value}, places)
+    places = {section: where, key: where}
+    for name in value if isinstance(value, dict) else ():
+        places[f"{key}.{name}"] = where
+    return Layer({section: {names[0]: value} if names else value}, places)
 
 
 def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
@@ -188,7 +187,7 @@ def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
         if one_length and _has_length(layer.tree):
             tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in LENGTHS}
         if "phases" in layer.tree:
-            places = {path: where for path, where in places.items() if path[:1] != ("phases",)}
+            places = {key: where for key, where in places.items() if not key.startswith("phases")}
         places |= layer.places
         for name, value in layer.tree.items():
             if value is None and name != "time":
@@ -196,7 +195,7 @@ def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
             if name in SECTIONS:
                 if not isinstance(value, dict):
                     what, remedy = f"{name} is {reprlib.repr(value)}", "give keys with values, such as {seed: 1}"
-                    raise ConfigError(what, where=_place(places, (name,)), remedy=remedy)
+                    raise ConfigError(what, where=_place(places, name), remedy=remedy)
                 value = {**tree.get(name, {}), **value}
             tree[name] = value
     return Layer(tree, places)
@@ -242,7 +241,7 @@ def _check_warmup(trainings: Sequence[TrainConfig], places: Places, *, by_clock:
     """Raise ConfigError for `warmup_steps` with a time limit, or more of them than the steps of all phases together."""
     steps = [train.planned_steps for train in trainings]
     total = None if None in steps else sum(filter(None, steps))
-    mentions = [place for path, place in places.items() if path[-1:] == ("warmup_steps",)]
+    mentions = [where for key, where in places.items() if key.endswith(".warmup_steps")]
     where = mentions[-1] if mentions else "train.warmup_steps"
     for train in trainings:
         if by_clock or train.time_budget is not None:
@@ -260,59 +259,55 @@ def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
             for key in common & set(layer.tree.get(section) or ()):
                 what = f"this has no effect, because every phase sets {section}.{key}"
                 remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
-                raise ConfigError(what, where=_place(layer.places, (section, key)), remedy=remedy)
+                raise ConfigError(what, where=_place(layer.places, f"{section}.{key}"), remedy=remedy)
 
 
-def _place(places: Places, path: KeyPath) -> str:
+def _place(places: Places, key: str) -> str:
     """Return where a key, or the section or list around it, is set."""
-    while path and path not in places:
-        path = path[:-1]
-    return places[path] if path else "the configuration"
+    while key and key not in places:
+        key = key.rpartition(".")[0]
+    return places.get(key, "the configuration")
 
 
-def _explain(error: ValidationError, phase_path: KeyPath, places: Places) -> ConfigError:
-    """Convert the first validation error to a ConfigError. `phase_path` is the path of its phase, if any."""
+def _explain(error: ValidationError, phase_key: str, places: Places) -> ConfigError:
+    """Convert the first validation error to a ConfigError. `phase_key` is the prefix of its phase, if any."""
     problem = error.errors()[0]
-    location = tuple(map(str, problem["loc"]))
+    location = list(map(str, problem["loc"]))
     # Keep only keys, and the index of a phase. Pydantic appends union members and other list indices.
     depth = 1
-    if location[:1] == ("phases",):
+    if location[:1] == ["phases"]:
         depth = 3
     elif location and location[0] in SECTIONS:
         depth = 2
-    key_path = location[:depth]
-    path = phase_path + key_path
-    dotted = ".".join(path)
-    where = _place(places, path)
+    key = phase_key + ".".join(location[:depth])
+    where = _place(places, key)
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(path, where)
+        return _unknown_key(key, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        mentioned = [places.get((*path, word)) for word in re.findall(r"\w+", message)]
+        mentioned = [places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
         sources = " and ".join(dict.fromkeys(filter(None, mentioned)))
         remedy = "change one of the two" if " and " in sources else "correct it"
-        return ConfigError(f"{dotted}: {message}".removeprefix(": "), where=sources or where, remedy=remedy)
-    if problem["type"] == "missing" and key_path == location:  # otherwise a list is too short
-        return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    if key_path[0] == "phases":
-        key_path = ("phases", *key_path[2:])  # without the index
-    schema = key_schemas().get(".".join(key_path))
+        return ConfigError(f"{key}: {message}".removeprefix(": "), where=sources or where, remedy=remedy)
+    if problem["type"] == "missing" and len(location) <= depth:  # otherwise a list is too short
+        return ConfigError(f"'{key}' is missing", where=where, remedy="add it")
+    if location[0] == "phases":
+        del location[1:2]  # the index
+    schema = key_schemas().get(".".join(location[:2]))
     value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
     remedy = f"give {values_of(schema)}" if schema else "remove it"
-    return ConfigError(f"{dotted} is {value}", where=where, remedy=remedy)
+    return ConfigError(f"{key} is {value}", where=where, remedy=remedy)
 
 
-def _unknown_key(path: KeyPath, where: str) -> ConfigError:
+def _unknown_key(key: str, where: str) -> ConfigError:
     """Return the error for an unknown key, with the key that was probably meant."""
-    phase_path = path[:2] if path[0] == "phases" else ()
-    meant = suggest_key(".".join(path[len(phase_path) :]))
+    phase = re.match(r"phases\.\d+\.|", key)[0]  # type: ignore[index]
+    meant = suggest_key(key.removeprefix(phase))
     remedy = "run 'bert-pretrain config' to see all keys"
-    if phase_path and (meant is None or not meant.startswith(("data.", "train."))):
+    if phase and (meant is None or not meant.startswith(("data.", "train."))):
         meant = None
         remedy = f"a phase has the keys {', '.join(PhaseConfig.model_fields)}"
-    elif phase_path:
-        meant = ".".join((*phase_path, str(meant)))
-    return ConfigError(f"unknown key '{'.'.join(path)}'{_did_you_mean(meant)}", where=where, remedy=remedy)
+    return ConfigError(f"unknown key '{key}'{_did_you_mean(meant and phase + meant)}", where=where, remedy=remedy)
 
 
 def _did_you_mean(word: str | None) -> str:

@@ -10,7 +10,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from bert_pretrain.config import Config, DataConfig, Flag, ModelConfig, TrainConfig, VocabConfig, duration_text
+from bert_pretrain.config import (
+    Config,
+    DataConfig,
+    Flag,
+    ModelConfig,
+    PhaseConfig,
+    TrainConfig,
+    VocabConfig,
+    duration_text,
+)
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "vocab": VocabConfig,
@@ -18,6 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "train": TrainConfig,
 }
+_PARTS: dict[str, type[BaseModel]] = {**SECTIONS, "phases": PhaseConfig}
 
 
 def flag_keys() -> dict[str, str]:
@@ -32,14 +42,14 @@ def flag_keys() -> dict[str, str]:
 @functools.cache
 def key_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of every section and key by dotted name, in the order of `Config`."""
-    root = Config.model_json_schema()
-    keys: dict[str, dict[str, Any]] = {}
-    for name, schema in root["properties"].items():
-        reference = schema.get("$ref") or schema.get("items", {}).get("$ref", "")
-        section = root["$defs"].get(reference.rpartition("/")[2], {})
-        keys[name] = {"description": section.get("description"), **schema}
-        for key, key_schema in section.get("properties", {}).items():
-            keys[f"{name}.{key}"] = key_schema
+    keys = {}
+    for name, schema in Config.model_json_schema()["properties"].items():
+        keys[name] = schema
+        if section := _PARTS.get(name):
+            section_schema = section.model_json_schema()
+            schema.setdefault("description", section_schema["description"])
+            for key, key_schema in section_schema["properties"].items():
+                keys[f"{name}.{key}"] = key_schema
     for schema in keys.values():
         schema["description"] = " ".join(schema["description"].split())
     return keys
@@ -84,19 +94,20 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
 def suggest_key(written: str) -> str | None:
     """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
     *sections, name = re.findall(r"\w+", written) or [""]
+    section = "".join(sections)
     keys = [key for key in key_schemas() if not key.startswith("phases.")]
-    in_section = {key.partition(".")[2]: key for key in keys if sections and key.startswith(f"{sections[-1]}.")}
-    names = {key.rpartition(".")[2]: key for key in keys}
-    names |= {flag.removeprefix("--").replace("-", "_"): key for flag, key in flag_keys().items()}
-    names |= {key: key for key in [*keys, "extends"]}
-    if sections and not in_section and (near := get_close_matches(".".join((*sections, name)), keys, 1, 0.8)):
+    if section and section not in SECTIONS and (near := get_close_matches(f"{section}.{name}", keys, 1, 0.8)):
         return near[0]
-    for known in (in_section, names):
-        words = [other for other in known if set(name.split("_")) <= set(other.split("_"))]  # `steps` in `max_steps`
-        near = [name] if name in known else words or get_close_matches(name, known, 1, 0.75)
-        if near:
-            return known[near[0]]
-    return None
+    keys.sort(key=lambda key: not key.startswith(f"{section}."))  # the keys of this section first
+    names = {"extends": "extends"}
+    for key in keys:
+        names.setdefault(key.rpartition(".")[2], key)
+    for flag, key in flag_keys().items():
+        names.setdefault(flag.removeprefix("--").replace("-", "_"), key)
+    words = set(name.split("_"))
+    longer = [other for other in names if words <= set(other.split("_"))]  # such as `max_steps` for `steps`
+    near = [name] if name in names else longer or get_close_matches(name, names, 1, 0.75)
+    return names[near[0]] if near else None
 
 
 def as_values(config: Config) -> dict[str, Any]:

@@ -303,9 +303,9 @@ def test_later_layers_win_per_key_and_replace_phases(tmp_path: Path) -> None:
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
-    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None), "data.seed": ("--seed", 3)}
+    flags = {"vocab.size": ("--vocab-size", 9000), "data.seed": ("--seed", 3)}
     config = load_config(source, ["data.dupe_factor=4", "data.seed=1", "data.seed=2"], flags)
-    assert (config.data.dupe_factor, config.data.seed, config.vocab.size, config.data.strict) == (4, 3, 9000, False)
+    assert (config.data.dupe_factor, config.data.seed, config.vocab.size) == (4, 3, 9000)
     two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
     config = load_config(layers(tmp_path, top=two))
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]

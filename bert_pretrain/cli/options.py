@@ -72,14 +72,15 @@ TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda
 
 
 def key_flags(**values: object) -> dict[str, tuple[str, object]]:
-    """Map the values of options, named by their parameters, to keys, as `load_config` expects them."""
+    """Map the options that are given, named by their parameters, to keys, as `load_config` expects them."""
     from bert_pretrain.config_keys import flag_keys
 
     keys = flag_keys()
     flags = {}
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
-        flags[keys[flag]] = (flag, value)
+        if value is not None:
+            flags[keys[flag]] = (flag, value)
     return flags
 
 

@@ -186,17 +186,17 @@ def run(
     from bert_pretrain.config_file import load_config
 
     folder = local_path(output, "--output")
-    flags = {
-        "inputs": ("INPUT", inputs or None),
-        "time": ("--time", time),
-        **key_flags(
-            steps=steps,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            device=device,
-            encoding=encoding,
-        ),
-    }
+    flags = key_flags(
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        device=device,
+        encoding=encoding,
+    )
+    if inputs:
+        flags["inputs"] = ("INPUT", inputs)
+    if time is not None:
+        flags["time"] = ("--time", time)
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings, flags, where="CONFIG")
     _check_auto(loaded, machine, is_auto=is_auto)
