@@ -1,6 +1,5 @@
 """Commands for fine-tuning and prediction; most flags of `finetune` are the fields of `Settings`."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import typer
 from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.options import argument, bert_folder, inference_config, option
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.finetune.settings import FORMATS, Settings, flag_of
+from bert_pretrain.finetune.settings import FORMATS, OPTIONS_OF_TASKS, Settings, flag_of, meanings
 from bert_pretrain.io.files import local_path
 
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: from the extension.", "FORMAT", "--format")]
@@ -21,20 +20,21 @@ _RATES = "Learning rate; auto: computed from the weights; with several, the best
 
 
 def _with_options_of_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `settings` of a command by an option for every setting that has a meaning."""
+    """Replace the parameter `settings` of a command by an option for every setting that has no parameter."""
+    signature = inspect.signature(command)
     types = get_type_hints(Settings)
+    panels = {name: task for task, names in OPTIONS_OF_TASKS.items() for name in names}
     options: list[inspect.Parameter] = []
-    for field in dataclasses.fields(Settings):
-        if meaning := field.metadata.get("meaning"):
+    for name, meaning in meanings().items():
+        if name not in signature.parameters:
             default = typer.Option(
-                field.default,
-                flag_of(field.name),
+                getattr(Settings, name),
+                flag_of(name),
                 help=meaning,
-                rich_help_panel=field.metadata["task"],
+                rich_help_panel=panels.get(name),
             )
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            options.append(inspect.Parameter(field.name, kind, default=default, annotation=types[field.name]))
-    signature = inspect.signature(command)
+            options.append(inspect.Parameter(name, kind, default=default, annotation=types[name]))
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         parameters += options if parameter.name == "settings" else [parameter]

@@ -1,28 +1,29 @@
-"""The settings of fine-tuning: type, limits, default and meaning of each; the fields with a meaning are options.
+"""The settings of fine-tuning: the type, limits, default and meaning of each.
 
 The defaults follow the paper (section 4 and appendix A.3), except for the learning rate and the number of epochs. The
-command line shows the meanings, so this module does not import pydantic: `--help` would take twice as long.
+command line makes options of the fields, so pydantic is imported only to check them: `--help` would take twice as long.
 """
-# ruff: noqa: RUF009
 
+import ast
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
 
 from bert_pretrain.errors import ConfigError, first_problem
 
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # formats of files with labelled rows
-TASKS = ("classify", "tag", "answer")
+OPTIONS_OF_TASKS = {  # the settings of each task that the others do not have
+    "classify": ("text_field", "pair_field", "label_field", "regression"),
+    "tag": ("tokens_field", "tags_field", "tag_names"),
+    "answer": ("stride", "max_answer_length"),
+}
 PositiveInt = Annotated[int, Ge(1)]
 PositiveFloat = Annotated[float, Gt(0)]
-
-
-def _setting(default: object, meaning: str | None = None, task: str | None = None) -> Any:
-    """Return a field with a default value. The other tasks refuse a setting of `task`."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "task": task})
 
 
 @dataclass(frozen=True)
@@ -31,39 +32,54 @@ class Settings:
 
     __pydantic_config__ = {"allow_inf_nan": False}  # noqa: RUF012
 
-    learning_rate: tuple[PositiveFloat, ...] = ()  # one trial per rate; empty: computed from the model
-    epochs: PositiveInt | None = _setting(None, "Number of epochs; default: enough for 1,000 steps, 3 to 10.")
-    batch_size: PositiveInt = _setting(32, "Windows of text per step.")
-    warmup_ratio: Annotated[float, Interval(ge=0, le=1)] = _setting(
-        0.1, "Warm-up of the learning rate, as a share of all steps."
-    )
-    weight_decay: Annotated[float, Ge(0)] = _setting(0.01, "Weight decay of matrices (not biases, LayerNorm).")
-    max_length: Annotated[int, Ge(16)] | None = _setting(None, "Tokens per window; default: 128, for answer 384.")
-    dropout: Annotated[float, Interval(ge=0, le=0.9)] = _setting(0.1, "Dropout of hidden states and attention.")
-    baselines: bool = _setting(False, "Also fine-tune an untrained network of the same size.")
-    no_baseline: bool = _setting(False, "Skip the baseline of words alone.")
-    seed: Annotated[int, Interval(ge=0, lt=2**32)] = _setting(42, "Seed for head, data order and split.")
-    text_field: str = _setting("text", "Column of the text.", "classify")
-    pair_field: str | None = _setting(None, "Column of a second text.", "classify")
-    label_field: str = _setting("label", "Column of the label.", "classify")
-    regression: bool = _setting(False, "Predict numbers instead of classes.", "classify")
-    tokens_field: str = _setting("tokens", "Column of the words.", "tag")
-    tags_field: str = _setting("tags", "Column of the BIO tags.", "tag")
-    tag_names: tuple[str, ...] = _setting((), task="tag")  # of the tags 0, 1, …, if the input has only numbers
-    stride: Annotated[int, Ge(0)] | None = _setting(None, "Tokens shared by adjacent windows of a context.", "answer")
-    max_answer_length: PositiveInt | None = _setting(
-        None, "Maximum answer length in tokens; default: the 99th percentile of the training answers.", "answer"
-    )
+    learning_rate: tuple[PositiveFloat, ...] = ()
+    """One trial per rate; empty: computed from the weights."""
+    epochs: PositiveInt | None = None
+    """Number of epochs; default: enough for 1,000 steps, 3 to 10."""
+    batch_size: PositiveInt = 32
+    """Windows of text per step."""
+    warmup_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    """Warm-up of the learning rate, as a share of all steps."""
+    weight_decay: Annotated[float, Ge(0)] = 0.01
+    """Weight decay of matrices (not biases, LayerNorm)."""
+    max_length: Annotated[int, Ge(16)] | None = None
+    """Tokens per window; default: 128, for answer 384."""
+    dropout: Annotated[float, Interval(ge=0, le=0.9)] = 0.1
+    """Dropout of hidden states and attention."""
+    baselines: bool = False
+    """Also fine-tune an untrained network of the same size."""
+    no_baseline: bool = False
+    """Skip the baseline of words alone."""
+    seed: Annotated[int, Interval(ge=0, lt=2**32)] = 42
+    """Seed for head, data order and split."""
+    text_field: str = "text"
+    """Column of the text."""
+    pair_field: str | None = None
+    """Column of a second text."""
+    label_field: str = "label"
+    """Column of the label."""
+    regression: bool = False
+    """Predict numbers instead of classes."""
+    tokens_field: str = "tokens"
+    """Column of the words."""
+    tags_field: str = "tags"
+    """Column of the BIO tags."""
+    tag_names: tuple[str, ...] = ()
+    """Names of numeric tags, from 0 on."""
+    stride: Annotated[int, Ge(0)] | None = None
+    """Tokens shared by adjacent windows of a context."""
+    max_answer_length: PositiveInt | None = None
+    """Maximum answer length in tokens; default: the 99th percentile of the training answers."""
 
     def check(self, task: str) -> None:
         """Raise ConfigError if the task is unknown or a setting of another task is given."""
-        if task not in TASKS:
-            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
-        for field in dataclasses.fields(self):
-            other = field.metadata.get("task") or task
-            if other != task and getattr(self, field.name) != field.default:
-                what = f"{flag_of(field.name)} is an option of '{other}', but the task is '{task}'"
-                raise ConfigError(what, where=flag_of(field.name), remedy="remove it")
+        if task not in OPTIONS_OF_TASKS:
+            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(OPTIONS_OF_TASKS)}")
+        for other, names in OPTIONS_OF_TASKS.items():
+            for name in names:
+                if other != task and getattr(self, name) != getattr(Settings, name):
+                    what = f"{flag_of(name)} is an option of '{other}', but the task is '{task}'"
+                    raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
     def resolve(self, task: str, num_positions: int) -> "Settings":
         """Check all limits, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
@@ -98,3 +114,14 @@ def _check_limit(name: str, value: int, limit: int, reason: str) -> None:
 def flag_of(name: str) -> str:
     """Return the command-line option of a setting."""
     return "--" + name.replace("_", "-")
+
+
+def meanings() -> dict[str, str]:
+    """Return the docstring of each setting. Pydantic reads those of `config.py` in the same way."""
+    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    (settings,) = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    texts: dict[str, str] = {}
+    for field, text in itertools.pairwise(settings.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return texts
