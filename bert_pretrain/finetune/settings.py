@@ -8,11 +8,10 @@ import ast
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from annotated_types import Ge, Gt, Interval
+from typing import Annotated, Any
 
 from bert_pretrain.errors import ConfigError, first_problem
 
@@ -22,8 +21,20 @@ OPTIONS_OF_TASKS = {  # the settings of each task that the others do not have
     "tag": ("tokens_field", "tags_field", "tag_names"),
     "answer": ("stride", "max_answer_length"),
 }
-PositiveInt = Annotated[int, Ge(1)]
-PositiveFloat = Annotated[float, Gt(0)]
+
+
+class Limits:
+    """The limits of a number, for pydantic: `gt`, `ge`, `lt` and `le`."""
+
+    def __init__(self, **limits: float) -> None:
+        self.limits = limits
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], Any]) -> Any:
+        return {**schema_of(kind), **self.limits}
+
+
+PositiveInt = Annotated[int, Limits(ge=1)]
+PositiveFloat = Annotated[float, Limits(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -38,19 +49,19 @@ class Settings:
     """Number of epochs; default: enough for 1,000 steps, 3 to 10."""
     batch_size: PositiveInt = 32
     """Windows of text per step."""
-    warmup_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    warmup_ratio: Annotated[float, Limits(ge=0, le=1)] = 0.1
     """Warm-up of the learning rate, as a share of all steps."""
-    weight_decay: Annotated[float, Ge(0)] = 0.01
+    weight_decay: Annotated[float, Limits(ge=0)] = 0.01
     """Weight decay of matrices (not biases, LayerNorm)."""
-    max_length: Annotated[int, Ge(16)] | None = None
+    max_length: Annotated[int, Limits(ge=16)] | None = None
     """Tokens per window; default: 128, for answer 384."""
-    dropout: Annotated[float, Interval(ge=0, le=0.9)] = 0.1
+    dropout: Annotated[float, Limits(ge=0, le=0.9)] = 0.1
     """Dropout of hidden states and attention."""
     baselines: bool = False
     """Also fine-tune an untrained network of the same size."""
     no_baseline: bool = False
     """Skip the baseline of words alone."""
-    seed: Annotated[int, Interval(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, Limits(ge=0, lt=2**32)] = 42
     """Seed for head, data order and split."""
     text_field: str = "text"
     """Column of the text."""
@@ -66,7 +77,7 @@ class Settings:
     """Column of the BIO tags."""
     tag_names: tuple[str, ...] = ()
     """Names of numeric tags, from 0 on."""
-    stride: Annotated[int, Ge(0)] | None = None
+    stride: Annotated[int, Limits(ge=0)] | None = None
     """Tokens shared by adjacent windows of a context."""
     max_answer_length: PositiveInt | None = None
     """Maximum answer length in tokens; default: the 99th percentile of the training answers."""
@@ -119,9 +130,9 @@ def flag_of(name: str) -> str:
 def meanings() -> dict[str, str]:
     """Return the docstring of each setting. Pydantic reads those of `config.py` in the same way."""
     module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    (settings,) = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
     texts: dict[str, str] = {}
-    for field, text in itertools.pairwise(settings.body):
+    for field, text in itertools.pairwise(classes["Settings"].body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             texts[ast.unparse(field.target)] = ast.literal_eval(text.value)
     return texts
