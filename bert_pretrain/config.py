@@ -5,7 +5,6 @@ need several layers of a configuration are in `config_file.py`; stages check wha
 """
 
 import codecs
-import contextlib
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -28,8 +27,9 @@ AUTO_LANGUAGE = "auto"
 SINGLE_CHARACTERS = "characters"  # a value of `data.word_segmenter`
 LENGTHS = ("max_steps", "max_epochs", "time_budget")  # keys of `train` for the length of a run; only one is allowed
 ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
-_UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
-_DURATION = re.compile(r"\s*" + "".join(rf"(?:([\d.]+(?:e-?\d+)?)\s*{unit}\s*)?" for unit in _UNITS), re.IGNORECASE)
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNIT = "d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?"
+_NUMBER_AND_UNIT = rf"\s*(\d*\.?\d+(?:e-?\d+)?)\s*({_UNIT})\s*"
 
 
 class Flag(NamedTuple):
@@ -47,10 +47,10 @@ def _parse_integer(value: object) -> object:
 
 def _parse_duration(value: object) -> object:
     """Accept `24h`, `1h30m`, `2 hours` and `90 min` as durations. A number without a unit is in seconds."""
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value)) and any(match.groups()):
-        with contextlib.suppress(ValueError):
-            return sum(float(part) * size for part, size in zip(match.groups(), _UNITS.values(), strict=True) if part)
-    return value
+    if not isinstance(value, str) or not re.fullmatch(f"({_NUMBER_AND_UNIT})+", value.lower()):
+        return value
+    parts = re.findall(_NUMBER_AND_UNIT, value.lower())
+    return sum(float(number) * _UNIT_SECONDS[unit[0]] for number, unit in parts)
 
 
 def duration_text(seconds: float) -> str:
@@ -77,7 +77,7 @@ def _parse_fields(value: object) -> object:
     """Accept `subject,body` as a list. A name that contains a comma must be given in a list."""
     if not isinstance(value, str) or "," not in value:
         return value
-    return [name.strip() for name in value.strip().removeprefix("[").removesuffix("]").split(",")]
+    return [name.strip() for name in value.strip("[] ").split(",")]
 
 
 def names_of(field: "TextField") -> tuple[str, ...]:
@@ -372,6 +372,9 @@ class PhaseConfig(_Section):
     """With `time`: the phase's share of the training time, relative to the other phases."""
 
 
+_PHASES = Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])
+
+
 class Config(_Section):
     """The complete configuration of `bert-pretrain`."""
 
@@ -384,7 +387,7 @@ class Config(_Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])] = ()
+    phases: Annotated[tuple[PhaseConfig, ...], _PHASES] = ()
     """Phases of training, in order; each may override keys of `data` and `train`."""
 
     @model_validator(mode="after")

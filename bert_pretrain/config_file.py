@@ -185,7 +185,8 @@ def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
     places: Places = {}
     for layer in layers:
         if one_length and _has_length(layer.tree):
-            tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in LENGTHS}
+            train = tree.get("train", {})
+            tree["train"] = {key: train[key] for key in train if key not in LENGTHS}
         if "phases" in layer.tree:
             places = {key: where for key, where in places.items() if not key.startswith("phases")}
         places |= layer.places
@@ -252,11 +253,13 @@ def _check_warmup(trainings: Sequence[TrainConfig], places: Places, *, by_clock:
 
 def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
     """Raise ConfigError if the command line or a layer after the phases sets a key that every phase overrides."""
-    last = max(number for number, layer in enumerate(layers) if layer.tree.get("phases") is not None)
-    for layer in layers[last + 1 :] or layers[-1:]:
+    later: list[Layer] = []  # at least the command line
+    for layer in layers:
+        later = [] if layer.tree.get("phases") is not None else [*later, layer]
+    for layer in later or layers[-1:]:
         for section in ("data", "train"):
-            common = set.intersection(*(set(getattr(phase, section)) for phase in config.phases))
-            for key in common & set(layer.tree.get(section) or ()):
+            keys_of_phases = [set(getattr(phase, section)) for phase in config.phases]
+            for key in set.intersection(*keys_of_phases, layer.tree.get(section) or ()):
                 what = f"this has no effect, because every phase sets {section}.{key}"
                 remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
                 raise ConfigError(what, where=_place(layer.places, f"{section}.{key}"), remedy=remedy)
@@ -302,7 +305,7 @@ def _explain(error: ValidationError, phase_key: str, places: Places) -> ConfigEr
 def _unknown_key(key: str, where: str) -> ConfigError:
     """Return the error for an unknown key, with the key that was probably meant."""
     phase = re.match(r"phases\.\d+\.|", key)[0]  # type: ignore[index]
-    meant = suggest_key(key.removeprefix(phase))
+    meant = None if key == "extends" else suggest_key(key.removeprefix(phase))  # only a file can extend another
     remedy = "run 'bert-pretrain config' to see all keys"
     if phase and (meant is None or not meant.startswith(("data.", "train."))):
         meant = None

@@ -139,7 +139,7 @@ def test_mistake_names_value_line_and_remedy(tmp_path: Path, text: str, line: ob
         ("data.text_field=", "subject,body"),
         ("phases=7", "[{name: first"),
         ("model.hidden_size=100", "num_attention_heads"),
-        ("extends=tiny", "'extends'"),
+        ("extends=tiny", "unknown key 'extends'\n"),
     ],
 )
 def test_mistake_in_set_names_the_flag(setting: str, part: str) -> None:

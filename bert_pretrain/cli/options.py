@@ -22,9 +22,9 @@ def option(help: str, metavar: str | None = None, *flags: str, panel: str | None
     return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
-def switch(flag: str, help: str, panel: str | None = None) -> Any:
+def switch(flag: str, help: str) -> Any:
     """Return a boolean option."""
-    return option(help, None, flag, panel=panel)
+    return option(help, None, flag)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
