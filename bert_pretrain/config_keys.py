@@ -98,12 +98,12 @@ def suggest_key(written: str) -> str | None:
     keys = [key for key in key_schemas() if not key.startswith("phases.")]
     if section and section not in SECTIONS and (near := get_close_matches(f"{section}.{name}", keys, 1, 0.8)):
         return near[0]
-    keys.sort(key=lambda key: not key.startswith(f"{section}."))  # the keys of this section first
+    keys.sort(key=lambda key: key.startswith(f"{section}."))  # of equal names, the last key in this order is meant
     names = {"extends": "extends"}
-    for key in keys:
-        names.setdefault(key.rpartition(".")[2], key)
     for flag, key in flag_keys().items():
-        names.setdefault(flag.removeprefix("--").replace("-", "_"), key)
+        names[flag.removeprefix("--").replace("-", "_")] = key
+    for key in keys:
+        names[key.rpartition(".")[2]] = key
     words = set(name.split("_"))
     longer = [other for other in names if words <= set(other.split("_"))]  # such as `max_steps` for `steps`
     near = [name] if name in names else longer or get_close_matches(name, names, 1, 0.75)

@@ -3,7 +3,6 @@
 Help texts are here and not with the keys, because importing the configuration takes longer than `--help`.
 """
 
-from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,28 +118,23 @@ class SuggestingCommand(TyperCommand):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the error for an unknown option suggests a known one."""
+        """Parse the arguments; the error for an unknown option suggests known ones."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             if hasattr(error, "possibilities"):  # NoSuchOption, from click or from the copy inside typer
                 flags = [flag for parameter in self.params for flag in parameter.opts]
-                if suggestion := _suggest(error.option_name, flags):  # type: ignore[attr-defined]
-                    error.message += f"; did you mean {suggestion}?"  # type: ignore[attr-defined]
-                error.possibilities = None
+                if by_key := _flag_of_key(error.option_name, flags):  # type: ignore[attr-defined]
+                    error.possibilities = [by_key]
             raise
 
 
-def _suggest(unknown: str, flags: list[str]) -> str | None:
-    """Return the flag or the `--set` that an unknown option probably means."""
+def _flag_of_key(unknown: str, flags: list[str]) -> str | None:
+    """Return the flag, or the `--set`, of the key that an unknown option probably means."""
     from bert_pretrain.config_keys import flag_keys, suggest_key
 
-    if near := get_close_matches(unknown, flags, n=1, cutoff=0.8):
-        return near[0]
     key = suggest_key(unknown.lstrip("-").replace("-", "_"))
     for flag, flag_key in flag_keys().items():
         if flag_key == key and flag in flags:
             return flag
-    if key and "." in key and "--set" in flags:
-        return f"--set {key}=VALUE"
-    return next(iter(get_close_matches(unknown, flags, n=1)), None)
+    return f"--set {key}=VALUE" if key and "." in key and "--set" in flags else None
