@@ -127,9 +127,7 @@ class _YamlReader:
         prefix = f"{key}." if key else ""
         self.num_values += 1
         if self.num_values > MAX_VALUES:
-            problem = (
-                f"there are more than {MAX_VALUES:,} values; give a folder or a glob as input, or fewer aliases (*)"
-            )
+            problem = f"there are more than {MAX_VALUES:,} values; use fewer aliases (*), or a folder as input"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
             raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} is not allowed", problem_mark=node.start_mark)

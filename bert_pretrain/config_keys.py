@@ -35,7 +35,9 @@ def flag_keys() -> dict[str, str]:
     keys = {}
     for section, fields in SECTIONS.items():
         for name, field in fields.model_fields.items():
-            keys.update({flag.name: f"{section}.{name}" for flag in field.metadata if isinstance(flag, Flag)})
+            for flag in field.metadata:
+                if isinstance(flag, Flag):
+                    keys[flag.name] = f"{section}.{name}"
     return keys
 
 

@@ -49,7 +49,7 @@ def fail(error: Exception, output: str = "some/folder") -> None:
         (RuntimeError("can't start new thread"), "memory"),
         (ImportError("a.so: failed to map segment from shared object"), "memory"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "Input/output error"),
-        (RuntimeError("basic_ios::clear: iostream error"), "Input/output error"),
+        (RuntimeError("basic_ios::clear: iostream error"), "Input/output error\n  where: some/folder"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
         (os_error(errno.ENOENT, "data/x"), "No such file"),
         (os_error(errno.EACCES, "data/x"), "Permission denied"),

@@ -133,7 +133,7 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     path = getattr(error, "filename", None)
     if number is None or (path is None and number not in _REMEDIES):
         return None, 1
-    where = path or (output if number in DISK_FULL else "this process")
+    where = path or (output if number in (*DISK_FULL, errno.EIO) else "this process")
     remedy = f"{_REMEDIES.get(number, 'check the path and its permissions')}; {next_step}"
     return f"error: {UserError(os.strerror(number), where=str(where), remedy=remedy)}", 2
 
