@@ -44,11 +44,12 @@ def flag_keys() -> dict[str, str]:
 @functools.cache
 def key_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of every section and key by dotted name, in the order of `Config`."""
+    root = Config.model_json_schema()
     keys = {}
-    for name, schema in Config.model_json_schema()["properties"].items():
+    for name, schema in root["properties"].items():
         keys[name] = schema
         if section := _PARTS.get(name):
-            section_schema = section.model_json_schema()
+            section_schema = root["$defs"][section.__name__]
             schema.setdefault("description", section_schema["description"])
             for key, key_schema in section_schema["properties"].items():
                 keys[f"{name}.{key}"] = key_schema
