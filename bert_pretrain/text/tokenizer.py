@@ -6,7 +6,7 @@ Its folder opens in `transformers`, and its `vocab.txt` in tools for Google's BE
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -197,6 +197,21 @@ class Tokenizer:
             return encoded
         # `tokenizers` finds words such as [MASK] in the vocabulary; they become [UNK].
         return [[self.unk_id if index in self._reserved_ids else index for index in ids] for ids in encoded]
+
+    def long_word_hint(self, texts: Iterable[str]) -> str:
+        """Return a hint if most [UNK] tokens of texts are words that are too long for WordPiece, or else ""."""
+        num_unknown = num_long = 0
+        for text in () if self.whole_words else texts:
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                num_unknown += token == self.unk_id
+                num_long += token == self.unk_id and end - start > MAX_WORD_CHARACTERS
+        if 2 * num_long <= num_unknown:
+            return ""
+        return (
+            f"a word of more than {MAX_WORD_CHARACTERS} characters is always [UNK]; separate the symbols of sequences, "
+            "such as DNA or proteins, by blanks, and make the vocabulary with 'vocab --tokens words'"
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including special tokens."""

@@ -93,3 +93,12 @@ def test_old_pieces_equal_wordpiece(word: str) -> None:
     assert old_pieces(word, IDS) == tokenizer.encode_text(word)
     assert old_pieces("##x", IDS) == [IDS["[UNK]"]]
     assert old_pieces("##as", IDS) == [IDS["##a"], IDS["##s"]]
+
+
+def test_the_hint_on_long_words_names_them_only_where_they_are_the_cause() -> None:
+    tokenizer = Tokenizer([*special_tokens(9), *PIECES], **VARIANTS[0])
+    long_word = "ab" * 51
+    assert "more than 100 characters" in tokenizer.long_word_hint([long_word, "a b"])
+    assert tokenizer.long_word_hint(["中文" * 51, "a, " * 99, "ζ" * 99]) == ""  # other characters, and no long word
+    assert tokenizer.long_word_hint([f"ζ η {long_word}"]) == ""
+    assert tokenizer.long_word_hint([]) == OF_WORDS.long_word_hint([long_word]) == ""
