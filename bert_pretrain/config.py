@@ -206,7 +206,7 @@ class DataConfig(_Section):
     input_weights: Annotated[dict[str, Float], Field(examples=[{"a.txt": 3}])] = {}
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True
-    """Keep one of several documents with equal tokens: from `validation`, else from the input with the most weight."""
+    """Keep one of several documents with equal text: from `validation`, else from the input with the most weight."""
     examples_per_shard: Annotated[int, Field(ge=64), _ParseInteger] = 16384
     """Examples in each Parquet file."""
     seed: Int = 12345

@@ -216,7 +216,7 @@ class _StoreWriter:
 
     def write(self) -> None:
         """Tokenize and write the sentences added since the last call, and the ends of their documents."""
-        ids, lengths = self._encode(self._sentences)
+        ids, lengths, unknown_hashes = self._encode(self._sentences)
         self._count_repeated(self._sentences)
         # A sentence of control characters has no tokens. A document without tokens counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
@@ -234,7 +234,7 @@ class _StoreWriter:
         np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[_SENTENCES:, kept]], axis=1))
         self._documents_by_sentences.update(counts[_SENTENCES, kept].tolist())
         self._document_offsets.append(totals[_STORED, kept])
-        self._document_hashes.append(self._hashes(ids, offsets[stored[kept]]))
+        self._document_hashes.append(self._hashes(ids, unknown_hashes, offsets[stored[kept]]))
         self._ids.append(ids)
         self._sentence_offsets.append(offsets[1:] + self._written[_TOKENS])
         self._is_continuation.append(is_continuation)
@@ -242,29 +242,37 @@ class _StoreWriter:
         self._written = totals[:, -1]
         self._clear()
 
-    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of sentences, and the number of ids of each. With a segmenter, also write `continues_word`."""
+    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of sentences, the number of ids of each, and a hash of the text of each [UNK].
+
+        With a segmenter, also write `continues_word`.
+        """
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
-        ids, chunk_starts, offsets = self._encoder.encode_chunks(text, starts)
+        ids, chunk_starts, offsets, unknown_hashes = self._encoder.encode_chunks(text, starts)
         lengths = np.diff(offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))])
         if self._continues_word is not None:
             continues = np.zeros(len(ids), dtype=bool)
             continues[offsets[:-1][continues_word(text, chunk_starts)]] = True
             self._continues_word.append(continues)
-        return ids, lengths
+        return ids, lengths, unknown_hashes
 
-    def _hashes(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def _hashes(self, ids: np.ndarray, unknown_hashes: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the hashes of the documents that end at the token positions `ends`, (ends,) uint64.
 
-        Tokens after the last end are part of the next document's hash.
+        The id of each [UNK] is followed by the hash of its text, so that unknown words are told apart. Tokens after the
+        last end are part of the next document's hash.
         """
+        unknown = np.flatnonzero(ids == self._unk_id)
+        per_hash = unknown_hashes.itemsize // ids.itemsize
+        values = np.insert(ids, np.repeat(unknown + 1, per_hash), unknown_hashes.view(ids.dtype))
+        ends = ends + per_hash * np.searchsorted(unknown, ends)
         hashes = []
         for start, end in itertools.pairwise([0, *ends.tolist()]):
-            self._hash.update(ids[start:end].data)
+            self._hash.update(values[start:end].data)
             hashes.append(int.from_bytes(self._hash.digest(), "little"))
             self._hash = hashlib.blake2b(digest_size=8)
-        self._hash.update(ids[ends[-1] if len(ends) else 0 :].data)
+        self._hash.update(values[ends[-1] if len(ends) else 0 :].data)
         return np.array(hashes, dtype=np.uint64)
 
     def _count_repeated(self, sentences: list[str]) -> None:
