@@ -26,7 +26,7 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.build import build_shard, open_records
 from bert_pretrain.make_data.ingest import write_store_shard
-from bert_pretrain.make_data.plan import make_plan
+from bert_pretrain.make_data.plan import held_out_share, make_plan
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
@@ -92,7 +92,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             where, remedy = sources[0].location, "give files that contain text"
             raise InputError("the inputs contain no text", where=where, remedy=remedy)
         corpus = summary.join_corpus([[each] for each in counts], [shard])
-        summary.warn_of_unknown_tokens(corpus, chosen)
+        summary.warn_of_unknown_tokens(corpus, chosen, tokenizer, data)
         summary.warn_of_repeated_sentences(corpus)
         if len(chosen) == len(sources) and (scales == 1).all():  # the sample is the whole corpus
             readers.check_texts(corpus["repairs_and_drops"], corpus["documents"])
@@ -114,8 +114,9 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     # `held_out`: share of the text for validation. `holds_out`: whether this includes documents of training inputs.
     held_out = float(scaled[[source.is_validation for source in chosen]].sum() / scaled.sum())
     holds_out = not held_out or is_mix(sources, data)
-    held_out += holds_out * data.validation_fraction * (1 - held_out)
-    trained_copies = copies * (1 - holds_out * data.validation_fraction)
+    share = holds_out * held_out_share(data, float(scaled.sum()) * (1 - held_out))
+    held_out += share * (1 - held_out)
+    trained_copies = copies * (1 - share)
     mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
     times_seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
     shard_tokens = mean_length * min(data.examples_per_shard, max(1.0, scale * copies * rows))

@@ -84,6 +84,12 @@ def test_no_more_than_a_tenth_of_the_text_is_held_out(num_bytes: float, document
     assert round(data.validation_fraction * documents) >= (0 if documents < 10 else 2 if pairs == "nsp" else 1)
 
 
+def test_a_long_training_holds_out_no_more_than_make_data_by_default() -> None:
+    made = plan(english(1e4), 30 * 86_400.0)
+    tokens_held_out = made.config.data.validation_fraction * made.config.data.fraction * 1e10 / 4
+    assert 2e5 < tokens_held_out < 2e6
+
+
 def test_a_short_training_is_evaluated_on_several_documents() -> None:
     text, config = ENGLISH, plan(seconds=120.0).config
     read = text.documents * config.data.fraction
