@@ -28,8 +28,8 @@ from bert_pretrain.text.tokenizer import Tokenizer
 # Maximum share of held-out text. `make-data` warns above the larger of this and twice `validation_fraction`. `run auto`
 # plans no validation split if the minimum number of validation documents exceeds this share.
 MAX_HELD_OUT_SHARE = 0.1
-# Maximum number of tokens to hold out by default: 10,000 examples of 128 tokens. It does not depend on `max_seq_length`,
-# so that a phase of longer examples is not evaluated on the training documents of an earlier phase.
+# Maximum number of tokens to hold out by default: 10,000 examples of 128 tokens. It is the same for all lengths, so
+# that a phase of longer examples is not evaluated on the training documents of an earlier phase.
 MAX_HELD_OUT_TOKENS = 10_000 * 128
 BUCKET_DOCUMENTS = 1 << 22  # mean number of documents in a bucket of hashes
 
@@ -144,14 +144,15 @@ def make_plan(
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if source.is_validation else config.dupe_factor * source.weight for source in sources)
-    num_training = int(ends[sum(not source.is_validation for source in sources) - 1])
+    num_inputs = sum(not source.is_validation for source in sources)  # for training
+    num_training = int(ends[num_inputs - 1])
     plan, left_out = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies, num_training), Counter[str]()
     if config.drop_duplicates:
         priorities = np.array([np.inf if source.is_validation else source.weight for source in sources])
         duplicates, left_out = _find_duplicates(plan, priorities)
         plan = replace(plan, left_out_file=_save(store, "duplicates", duplicates) if len(duplicates) else None)
     if is_mix(sources, config) or num_training == store.num_documents:
-        num_tokens = sum(counts["tokens"] for counts, copy in zip(inputs, copies, strict=True) if copy)
+        num_tokens = sum(counts["tokens"] for counts in inputs[:num_inputs])
         plan = replace(plan, num_held_out=_num_held_out(plan, held_out_share(config, num_tokens)))
     held_out = np.sort(plan.documents_at("validation", np.arange(plan.num_documents("validation"))))
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
@@ -231,9 +232,10 @@ def min_documents(config: DataConfig) -> int:
 
 def held_out_share(config: DataConfig, num_tokens: float) -> float:
     """Return the share of the documents to hold out from training inputs with `num_tokens` tokens."""
-    if config.validation_fraction == DataConfig.model_fields["validation_fraction"].default:
-        return min(config.validation_fraction, MAX_HELD_OUT_TOKENS / num_tokens)
-    return config.validation_fraction
+    share = config.validation_fraction
+    if share == DataConfig().validation_fraction:
+        share = min(share, MAX_HELD_OUT_TOKENS / num_tokens)
+    return share
 
 
 def _num_held_out(plan: Plan, share: float) -> int:

@@ -249,8 +249,8 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
         return Choice("data.validation_fraction", 0.0, why)
     affordable = _evaluated_tokens(best)
     enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
-    wanted = min(affordable, 0.01 * text.tokens, MAX_HELD_OUT_TOKENS)
-    held_out = max(wanted, enough, MIN_HELD_OUT_EXAMPLES * best.length)
+    largest = min(affordable, 0.01 * text.tokens, MAX_HELD_OUT_TOKENS)
+    held_out = max(largest, enough, MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / text.tokens, (needed + 0.5) / text.documents))
     return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 6 % of the time")
 

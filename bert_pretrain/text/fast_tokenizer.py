@@ -40,31 +40,22 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        ids = {token: index for index, token in enumerate(tokenizer.tokens)}
+        ids = tokenizer.backend.get_vocab()
         character_ids = [ids.get(character.decode(), tokenizer.unk_id) for character in CHARACTERS]
         self._character_ids = np.array(character_ids, dtype=tokenizer.id_dtype)
         self._word_piece = _WordPiece(tokenizer)
         self._clear()
 
-    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenize consecutive sentences independently.
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Tokenize consecutive sentences independently, by chunks: words, punctuation marks and CJK characters.
 
         Args:
             text: valid UTF-8, (bytes,) uint8; blocks of a few megabytes are fastest.
             starts: the first byte of each sentence, ascending from 0, (sentences,).
 
-        Returns the ids (tokens,) and the offsets of the sentences (sentences + 1,).
-        """
-        ids, chunk_starts, offsets, _ = self.encode_chunks(text, starts)
-        return ids, offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
-
-    def encode_chunks(
-        self, text: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Tokenize a text by chunks: words, punctuation marks and CJK characters. Words are also cut at `starts`.
-
-        Returns the ids (tokens,), the first byte of each chunk (chunks,) int64, the offsets of the chunks' ids
-        (chunks + 1,) int64, and for each [UNK] a hash of its chunk, normalized, (unknown tokens,) S8.
+        Returns the ids (tokens,); the offsets of the sentences in them (sentences + 1,); the first byte of each chunk
+        (chunks,); the offsets of the chunks in the ids (chunks + 1,); the positions of [UNK] (unknown,); and hashes of
+        their chunks, normalized (unknown,) S8.
         """
         if len(self._table.chunks) > MAX_CACHED_CHUNKS or self._table.num_bytes > MAX_CACHED_BYTES:
             self._clear()
@@ -73,10 +64,12 @@ class Encoder:
         lengths = self._lengths[numbers]
         offsets = ragged.offsets_of(lengths)
         ids = self._gather(numbers, lengths, offsets)
-        unknown_chunks = np.searchsorted(offsets, np.flatnonzero(ids == self._tokenizer.unk_id), side="right") - 1
-        distinct, indices = np.unique(numbers[unknown_chunks], return_inverse=True)
-        hashes = np.array([self._hash(self._table.chunks[number]) for number in distinct], dtype="S8")
-        return ids, chunk_starts, offsets, hashes[indices]
+        unknown = np.flatnonzero(ids == self._tokenizer.unk_id)
+        unknown_numbers = numbers[np.searchsorted(offsets, unknown, side="right") - 1]
+        distinct, indices = np.unique(unknown_numbers, return_inverse=True)
+        hashes = np.array([self._hash(self._table.chunks[number]) for number in distinct], dtype="S8")[indices]
+        sentence_offsets = offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
+        return ids, sentence_offsets, chunk_starts, offsets, unknown, hashes
 
     def _hash(self, chunk: bytes) -> bytes:
         if not self._tokenizer.whole_words:
@@ -115,12 +108,11 @@ class Encoder:
         plain_ids, plain_lengths = self._word_piece.encode(list(short.values()))
         encoded = self._tokenizer.encode_texts([words[index].decode() for index in others])
         other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
-        order = np.concatenate([plain, others])
+        order = np.argsort(np.concatenate([plain, others]))
         lengths = np.concatenate([plain_lengths, np.array([len(ids) for ids in encoded], dtype=np.int64)])
-        begins = np.empty(len(words), dtype=np.int64)
-        begins[order] = len(self._ids) + ragged.offsets_of(lengths)[:-1]
-        self._begins = np.concatenate([self._begins, begins])
-        self._lengths = np.concatenate([self._lengths, lengths[np.argsort(order)].astype(np.int32)])
+        begins = len(self._ids) + ragged.offsets_of(lengths)[:-1]
+        self._begins = np.concatenate([self._begins, begins[order]])
+        self._lengths = np.concatenate([self._lengths, lengths[order].astype(np.int32)])
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
 
     def _normalized(self, words: list[bytes]) -> list[bytes | None]:

@@ -52,7 +52,7 @@ def encode(encoder: Encoder, sentences: list[str]) -> list[list[int]]:
     """Encode sentences together and return one list of ids per sentence."""
     encoded = [sentence.encode() for sentence in sentences]
     starts = np.cumsum([0, *(len(sentence) for sentence in encoded[:-1])])
-    ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+    ids, offsets, *_ = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
     return [ids[first:last].tolist() for first, last in itertools.pairwise(offsets)]
 
 
