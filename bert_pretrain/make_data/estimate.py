@@ -26,7 +26,7 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.build import build_shard, open_records
 from bert_pretrain.make_data.ingest import write_store_shard
-from bert_pretrain.make_data.plan import make_plan
+from bert_pretrain.make_data.plan import held_out_share, make_plan
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
@@ -83,8 +83,8 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         folder = Path(name)
         bar = enumerate(progress_bar(chosen, desc="sample", unit="input"))
         sampled = [sample_source(source, folder / f"{index}.txt", int(sizes[index]), data) for index, source in bar]
-        samples, shares = zip(*sampled, strict=True)
-        scales = represented / np.array(shares) * [source.fraction_read for source in chosen]
+        samples, read = zip(*sampled, strict=True)
+        scales = represented / np.array(read) * [source.fraction_read for source in chosen]
         shard, first_seconds, store_seconds = _write_store(folder, samples, tokenizer, data)
         counts = shard["parts"]
         tokens = np.array([each["tokens"] for each in counts])
@@ -92,7 +92,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             where, remedy = sources[0].location, "give files that contain text"
             raise InputError("the inputs contain no text", where=where, remedy=remedy)
         corpus = summary.join_corpus([[each] for each in counts], [shard])
-        summary.warn_of_unknown_tokens(corpus, chosen)
+        summary.warn_of_unknown_tokens(corpus, chosen, tokenizer, data)
         summary.warn_of_repeated_sentences(corpus)
         if len(chosen) == len(sources) and (scales == 1).all():  # the sample is the whole corpus
             readers.check_texts(corpus["repairs_and_drops"], corpus["documents"])
@@ -102,29 +102,33 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             data = data.model_copy(update={"next_sentence": "sop"})
         built, text_tokens, build_seconds = _build(folder, counts, chosen, tokenizer, data)
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
-        single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
-        summary.warn_of_single_sentences(single / corpus["documents"], corpus, data)
+        sums: Counter[str] = Counter()
+        for each in built:
+            sums.update(each["statistics"])
+        summary.warn_of_single_sentences(sums["single_sentence_spans"] / corpus["documents"], corpus, data)
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
     scaled = tokens * scales  # tokens of the corpus that each sampled input represents
-    scale = float(scaled.sum() / tokens.sum())  # size of the corpus relative to the sample
+    num_tokens = float(scaled.sum())
+    shares = scaled / num_tokens
+    scale = num_tokens / float(tokens.sum())  # size of the corpus relative to the sample
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     # `distinct`: share of the text that is left without equal inputs. `copies`: how often training uses the corpus.
-    distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
-    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct
+    distinct = float((shares / repeats).sum()) if data.drop_duplicates else 1.0
+    copies = data.dupe_factor * float((shares * weights).sum()) * distinct
     # `held_out`: share of the text for validation. `holds_out`: whether this includes documents of training inputs.
-    held_out = float(scaled[[source.is_validation for source in chosen]].sum() / scaled.sum())
+    held_out = float(shares[[source.is_validation for source in chosen]].sum())
     holds_out = not held_out or is_mix(sources, data)
-    held_out += holds_out * data.validation_fraction * (1 - held_out)
-    trained_copies = copies * (1 - holds_out * data.validation_fraction)
-    mean_length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
-    times_seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
-    shard_tokens = mean_length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
+    share = holds_out * held_out_share(data, num_tokens * (1 - held_out))
+    held_out += share * (1 - held_out)
+    trained_copies = copies * (1 - share)
+    times_seen = sums["maskable_tokens"] / max(1, text_tokens)
+    shard_tokens = sums["tokens"] / max(1, rows) * min(data.examples_per_shard, max(1.0, scale * copies * rows))
     return Estimate(
         documents=sum(
             each["documents"] * (num_inputs if source.boundary == "file" else by)
             for each, num_inputs, by, source in zip(counts, represented, scales, chosen, strict=True)
         ),
-        tokens=scale * float(tokens.sum()),
+        tokens=num_tokens,
         rows=scale * trained_copies * rows,
         held_out=scale * (held_out * distinct) * rows,
         store_bytes=scale * store_bytes,
@@ -132,7 +136,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         # The first run also tokenizes new words. Their number grows with about the 0.55th power of the text length.
         core_seconds=scale * (store_seconds + trained_copies * build_seconds)
         + (first_seconds - store_seconds) * scale**0.55,
-        times_seen=times_seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
+        times_seen=times_seen * copies / distinct / (1 - float(shares[weights == 0].sum())),
         worker_bytes=max(230 << 20, (150 << 20) + 37 * shard_tokens),  # measured: tokenizing, building a shard
         copies=data.dupe_factor,
     )

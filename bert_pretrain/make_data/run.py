@@ -138,7 +138,7 @@ def _write_splits(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Tokenize all text and build all shards. Return the entries `corpus` and `splits` of the manifest."""
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
-    summary.warn_of_unknown_tokens(corpus, sources)
+    summary.warn_of_unknown_tokens(corpus, sources, tokenizer, config.data)
     summary.warn_of_repeated_sentences(corpus)
     with manifest.exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
