@@ -28,8 +28,7 @@ def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
         for section, keys in sections.items()
         for key, value in (keys or {}).items()
     }
-    nulls = [f"{key}=null" for key, (_, value) in flags.items() if value is None]  # as a flag, None means not given
-    return load_config(source, nulls, flags, with_phases=False)
+    return load_config(source, (), flags, with_phases=False)
 
 
 def build_vocab(

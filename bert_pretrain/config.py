@@ -5,9 +5,8 @@ need several layers of a configuration are in `config_file.py`; stages check wha
 """
 
 import codecs
-import contextlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -28,8 +27,15 @@ AUTO_LANGUAGE = "auto"
 SINGLE_CHARACTERS = "characters"  # a value of `data.word_segmenter`
 LENGTHS = ("max_steps", "max_epochs", "time_budget")  # keys of `train` for the length of a run; only one is allowed
 ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
-_UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
-_DURATION = re.compile(r"\s*" + "".join(rf"(?:([\d.]+(?:e-?\d+)?)\s*{unit}\s*)?" for unit in _UNITS), re.IGNORECASE)
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNIT = "d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?"
+_NUMBER_AND_UNIT = rf"\s*(\d*\.?\d+(?:e-?\d+)?)\s*({_UNIT})\s*"
+
+
+class Flag(NamedTuple):
+    """The command-line option that sets a key, as metadata of its type."""
+
+    name: str
 
 
 def _parse_integer(value: object) -> object:
@@ -41,10 +47,10 @@ def _parse_integer(value: object) -> object:
 
 def _parse_duration(value: object) -> object:
     """Accept `24h`, `1h30m`, `2 hours` and `90 min` as durations. A number without a unit is in seconds."""
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value)) and any(match.groups()):
-        with contextlib.suppress(ValueError):
-            return sum(float(part) * size for part, size in zip(match.groups(), _UNITS.values(), strict=True) if part)
-    return value
+    if not isinstance(value, str) or not re.fullmatch(f"({_NUMBER_AND_UNIT})+", value.lower()):
+        return value
+    parts = re.findall(_NUMBER_AND_UNIT, value.lower())
+    return sum(float(number) * _UNIT_SECONDS[unit[0]] for number, unit in parts)
 
 
 def duration_text(seconds: float) -> str:
@@ -71,7 +77,7 @@ def _parse_fields(value: object) -> object:
     """Accept `subject,body` as a list. A name that contains a comma must be given in a list."""
     if not isinstance(value, str) or "," not in value:
         return value
-    return [name.strip() for name in value.strip().removeprefix("[").removesuffix("]").split(",")]
+    return [name.strip() for name in value.strip("[] ").split(",")]
 
 
 def names_of(field: "TextField") -> tuple[str, ...]:
@@ -92,11 +98,14 @@ def _check_utf8(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _parse_boundaries(value: object) -> object:
-    """Accept `a.txt=line,b.txt=file` as a value per input."""
-    if not isinstance(value, str) or "=" not in value:
+def _parse_per_input(value: object) -> object:
+    """Accept `a.txt=line,b.txt=file`, and a list such as `["a.txt=3"]`, as a value per input."""
+    if isinstance(value, str) and "=" in value:
+        value = value.split(",")
+    if not isinstance(value, list):
         return value
-    return {name: boundary for name, _, boundary in (part.rpartition("=") for part in value.split(","))}
+    parts = [str(part).rpartition("=") for part in value]
+    return {name: part for name, _, part in parts}
 
 
 def _number_or_string(*examples: str, **limits: float) -> WithJsonSchema:
@@ -105,9 +114,10 @@ def _number_or_string(*examples: str, **limits: float) -> WithJsonSchema:
 
 
 # Error messages describe the valid values by the limits or examples in the JSON schema of these types.
-_ParseInteger = BeforeValidator(_parse_integer)
+_ParseInteger = BeforeValidator(_parse_integer)  # after the limits, or the JSON schema would lose them
 Int = Annotated[int, _ParseInteger]
 PositiveInt = Annotated[int, Field(gt=0), _ParseInteger]
+NonNegativeInt = Annotated[int, Field(ge=0), _ParseInteger]
 Float = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -123,10 +133,13 @@ _Names = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
 TextField = Annotated[NonEmpty | _Names, BeforeValidator(_parse_fields), Field(examples=["text", "subject,body"])]
 Boundary = Literal["auto", "blank_line", "line", "file"]
 _BOUNDARIES = Field(examples=["auto", "blank_line", "line", "file", "a.txt=line"])
-DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_parse_boundaries), _BOUNDARIES]
+DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_parse_per_input), _BOUNDARIES]
 Inputs = Annotated[tuple[str, ...], AfterValidator(_check_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
-# An empty section in YAML (`data:`) is null.
-Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+_WEIGHTS = Field(examples=[{"a.txt": 3}])
+Weights = Annotated[dict[str, Float], BeforeValidator(_parse_per_input), _WEIGHTS]
+Tracker = Literal["tensorboard", "wandb"]
+_EMPTY = BeforeValidator(lambda value: {} if value is None else value)  # an empty section in YAML (`data:`) is null
+Overrides = Annotated[dict[str, Any], _EMPTY, Field(examples=[{"seed": 1}])]
 
 
 class _Section(BaseModel):
@@ -137,12 +150,12 @@ class _Section(BaseModel):
 class VocabConfig(_Section):
     """Stage 1: the vocabulary."""
 
-    tokens: Literal["wordpiece", "words"] = "wordpiece"
+    tokens: Annotated[Literal["wordpiece", "words"], Flag("--tokens")] = "wordpiece"
     """Subwords, or words of tokenized text, which is only split at white space: `lowercase`, `strip_accents`,
     `handle_chinese_chars` and `limit_alphabet` then have no effect."""
-    size: Annotated[int, Field(ge=6), _ParseInteger] = 30522
+    size: Annotated[int, Field(ge=6), _ParseInteger, Flag("--vocab-size")] = 30522
     """Maximum number of tokens in the vocabulary, including special and unused tokens."""
-    lowercase: bool | None = None
+    lowercase: Annotated[bool | None, Flag("--lowercase")] = None
     """Lowercase the text before tokenization; null: in English and Chinese, as in BERT; other languages keep case."""
     strip_accents: bool | None = None
     """Remove accents; null: remove them from lowercased text like BERT, unless the text shows that they matter."""
@@ -152,9 +165,9 @@ class VocabConfig(_Section):
     """Minimum number of occurrences of a merged pair, of a whole word, or of a token that `vocab --extend` adds."""
     limit_alphabet: PositiveInt | None = None
     """Maximum number of characters; null: all of ASCII, and the most frequent ones that cover 99.99 % of the text."""
-    unused_tokens: Annotated[int, Field(ge=0), _ParseInteger] = 99
+    unused_tokens: NonNegativeInt = 99
     """Number of unused slots between [PAD] and [UNK]; 99 gives the special token ids of BERT."""
-    add_tokens: PositiveInt | None = None
+    add_tokens: Annotated[PositiveInt | None, Flag("--add-tokens")] = None
     """With `vocab --extend`: number of tokens to add, first in unused slots, then at the end; null: fill the slots."""
     seed: Int = 12345
     """Random seed for choosing the held-out documents that measure the vocabulary."""
@@ -189,24 +202,24 @@ class DataConfig(_Section):
     document_boundary: DocumentBoundary = "auto"
     """End of a document in a text file: a blank line, every line, or the end of the file; auto: blank lines in files
     with one sentence per line, otherwise the end of the file; INPUT=line sets one input."""
-    encoding: Encoding = "utf-8"
+    encoding: Annotated[Encoding, Flag("--encoding")] = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; auto: detected from the start of each file."""
-    text_field: TextField = "text"
+    text_field: Annotated[TextField, Flag("--text-field")] = "text"
     """JSON field or table column with the text; for a list, [A, B], the texts of the fields of an input are joined."""
-    strict: bool = False
+    strict: Annotated[bool, Flag("--strict")] = False
     """Stop at text that is invalid in its encoding and at records without text, instead of counting them."""
     max_record_bytes: RecordBytes = MAX_RECORD_BYTES  # type: ignore[assignment]
     """Maximum size of a record, which is read into memory: a line of JSONL, a row of CSV or Parquet."""
     validation_fraction: Share = 0.01
-    """Share of documents in the validation split."""
-    validation: Inputs = ()
+    """Share of documents in the validation split; the default holds out at most 1.28 million tokens."""
+    validation: Annotated[Inputs, Flag("--validation")] = ()
     """Inputs to use as the validation split, instead of `validation_fraction`."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the text to read: with more than 16 inputs, a share of the inputs; otherwise spaced parts of each."""
-    input_weights: Annotated[dict[str, Float], Field(examples=[{"a.txt": 3}])] = {}
+    input_weights: Annotated[Weights, Flag("--weight")] = {}
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True
-    """Keep one of several documents with equal tokens: from `validation`, else from the input with the most weight."""
+    """Keep one of several documents with equal text: from `validation`, else from the input with the most weight."""
     examples_per_shard: Annotated[int, Field(ge=64), _ParseInteger] = 16384
     """Examples in each Parquet file."""
     seed: Int = 12345
@@ -261,33 +274,33 @@ class ModelConfig(_Section):
 class TrainConfig(_Section):
     """Stage 3: training (Devlin et al., 2018, appendix A.2)."""
 
-    global_batch_size: PositiveInt = 256
+    global_batch_size: Annotated[PositiveInt, Flag("--batch-size")] = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     """Tokens per micro-batch; changes speed and memory, hardly the result; auto: as many as fit, on CPU up to 4,096."""
-    max_steps: PositiveInt | None = None
+    max_steps: Annotated[PositiveInt | None, Flag("--steps")] = None
     """Length of the run in steps; null: 100,000, unless `max_epochs` or `time_budget` is set."""
     max_epochs: Float | None = None
     """Length of the run in passes over the training examples; fractions are allowed."""
-    time_budget: Seconds | None = None
+    time_budget: Annotated[Seconds | None, Flag("--time")] = None
     """Length of the run in wall-clock time, including evaluations and checkpoints, such as 24h or 1h30m."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """Optimizer; `muon` applies to the matrices of the encoder layers, and AdamW to all other parameters."""
     bias_correction: bool = True
     """Correct the bias of the moments in AdamW and LAMB; the code of the paper does not."""
-    peak_lr: Float = 1e-4
+    peak_lr: Annotated[Float, Flag("--learning-rate")] = 1e-4
     """Learning rate at the end of the warm-up."""
     warmup_ratio: Probability = 0.01
     """Share of the run for the warm-up of the learning rate from 0 to `peak_lr`."""
-    warmup_steps: Annotated[int, Field(ge=0), _ParseInteger] | None = None
+    warmup_steps: NonNegativeInt | None = None
     """Number of warm-up steps, instead of `warmup_ratio`; at most the steps of the run, and not with `time_budget`."""
     init: Literal["normal", "positional_heads", "cooccurrences"] = "normal"
     """Initial weights: as in BERT, with heads that attend to neighbors, or also from counts of neighboring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
-    softmax_candidates: Annotated[int, Field(ge=0), _ParseInteger] = 0
+    softmax_candidates: NonNegativeInt = 0
     """Number of candidates of a sampled softmax, for small networks (Jean et al., 2015); 0: the whole vocabulary."""
-    teacher: Annotated[str, Field(min_length=1)] | None = None
+    teacher: Annotated[NonEmpty | None, Flag("--teacher")] = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Decay of the learning rate after the warm-up; wsd: constant at `peak_lr`, then decay in the last tenth."""
@@ -295,13 +308,13 @@ class TrainConfig(_Section):
     """Length of the learning rate schedule in steps, if phases share one; null: the steps of the run."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay, only for matrices."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: Annotated[tuple[Share, Share], Field(examples=[[0.9, 0.98]])] = (0.9, 0.999)
     """Decay rates of the first and second moments in AdamW and LAMB."""
     eps: Float = 1e-6
     """Epsilon of AdamW and LAMB."""
     max_grad_norm: Float = 1.0
     """Maximum gradient norm for gradient clipping."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    precision: Annotated[Literal["auto", "bf16", "fp16", "fp32"], Flag("--precision")] = "auto"
     """Precision of matrix products; auto: bf16 if the device supports it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
     """Attention without padding (varlen) or with padding; auto: without, if device, precision and head size allow it
@@ -310,7 +323,7 @@ class TrainConfig(_Section):
     """Use torch.compile; auto: on CUDA if attention does not pad."""
     activation_checkpointing: bool = False
     """Recompute the activations of a layer in its backward pass: a third more compute, far less memory."""
-    device: Device = "auto"
+    device: Annotated[Device, Flag("--device")] = "auto"
     """Device to train on; auto: CUDA if available, otherwise the CPU; cuda: the device of the rank."""
     log_every: PositiveInt = 10
     """Steps between lines in the log and in `metrics.jsonl`."""
@@ -322,7 +335,7 @@ class TrainConfig(_Section):
     """Steps between checkpoints; after a crash, the run resumes from the newest one."""
     keep_checkpoints: PositiveInt = 3
     """Number of newest checkpoints to keep."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    trackers: Annotated[tuple[Tracker, ...], Field(examples=[["tensorboard", "wandb"]])] = ()
     """Experiment trackers for the metrics, in addition to `metrics.jsonl`."""
     seed: Int = 12345
     """Random seed of initial weights, dropout and the order of examples."""
@@ -364,6 +377,9 @@ class PhaseConfig(_Section):
     """With `time`: the phase's share of the training time, relative to the other phases."""
 
 
+_PHASES = Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])
+
+
 class Config(_Section):
     """The complete configuration of `bert-pretrain`."""
 
@@ -376,7 +392,7 @@ class Config(_Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])] = ()
+    phases: Annotated[tuple[PhaseConfig, ...], _PHASES] = ()
     """Phases of training, in order; each may override keys of `data` and `train`."""
 
     @model_validator(mode="after")

@@ -5,33 +5,35 @@ merged key by key; lists such as `phases` are replaced completely. YAML scalars 
 type of their field: `no` is false as a boolean and Norwegian as a language.
 """
 
-import itertools
 import re
 import reprlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
-from bert_pretrain.config import LENGTHS, Config, TrainConfig, duration_text
+from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.config_keys import SECTIONS, key_schemas, suggest_key, values_of
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.io.cores import is_first_rank
 
-KeyPath = tuple[str, ...]  # for example ("train", "peak_lr")
 Tree = dict[str, Any]
-Places = dict[KeyPath, str]  # the file and line, or the flag, where each key is set
-Layer = tuple[Tree, Places]  # the values of one file or of the command line
+Places = dict[str, str]  # the file and line, or the flag, where each key such as `train.peak_lr` is set
 MAX_VALUES = 100_000  # with aliases (`*`) expanded, because a few lines of aliases can mean billions of values
+
+
+class Layer(NamedTuple):
+    """The values of one file or of the command line, or of several layers."""
+
+    tree: Tree
+    places: Places
 
 
 def load_config(
     source: str | Path | None = None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | None = None,
     flags: Mapping[str, tuple[str, object]] | None = None,
     *,
     with_phases: bool = True,
@@ -40,31 +42,28 @@ def load_config(
     """Build the configuration from defaults, presets and files, `--set` pairs and flags; later sources win.
 
     `source` is a YAML file or the name of a preset; a string may join several by commas. `flags` maps dotted keys to
-    (name of the flag for messages, value); the value None means not set. `where` is the option of `source`.
+    (name of the flag for messages, value). `where` is the option of `source`.
     Without `with_phases`, phases are not checked against the other keys, for example the length of the run.
     """
-    sources: Sequence[str | Path] = ()
-    if source is not None:
-        sources = source.split(",") if isinstance(source, str) else [source]
-    layers = [layer for each in sources for layer in _read_layers(each, where)]
-    layers.append(_command_line_layer(settings, flags or {}))
-    tree, places = _merged(layers)
-    path: KeyPath = ()
+    sources = source.split(",") if isinstance(source, str) else [source]
+    layers: list[Layer] = []
+    for each in sources:
+        if each is not None:
+            layers.extend(_read_layers(each, where))
+    layers.append(_command_line_layer(settings or (), flags or {}))
+    tree, places = _merged(layers, one_length=True)
+    phase_key = ""
     try:
         config = Config.model_validate(tree)
-        sections: list[tuple[KeyPath, TrainConfig]] = []  # the path of each phase, and its section `train`
+        trainings = []
         for index, phase in enumerate(config.phases if with_phases else ()):
-            path = ("phases", str(index))
-            sections.append((path, config.for_phase(phase).train))
+            phase_key = f"phases.{index}."
+            trainings.append(config.for_phase(phase).train)
     except ValidationError as error:
-        raise _explain(error, path, places) from error
-    if sections:
+        raise _explain(error, phase_key, places) from error
+    if trainings:
         _check_overrides(config, layers)
-    _check_warmup(sections or [((), config.train)], places, by_clock=with_phases and config.time is not None)
-    for name, text in (("time", tree.get("time")), ("time_budget", tree.get("train", {}).get("time_budget"))):
-        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
-            duration = duration_text(float(text))  # the user may have meant minutes or hours
-            print(f"note: {name} {text} is {duration}; add a unit to be clear, such as {text}m", file=sys.stderr)
+    _check_warmup(trainings or [config.train], places, by_clock=with_phases and config.time is not None)
     return config
 
 
@@ -78,8 +77,8 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the configuration: {error}"
         raise ConfigError(what, where=str(path), remedy="name a preset or a YAML file in UTF-8") from error
-    places: Places = {}
-    tree = _parse(text, str(path), places) or {}
+    reader = _YamlReader(str(path))
+    tree = reader.parse(text) or {}
     if not isinstance(tree, dict):
         what = "the configuration is not a mapping of sections"
         raise ConfigError(what, where=str(path), remedy="start with sections such as 'train:'")
@@ -87,111 +86,128 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
     names = extends.split(",") if isinstance(extends, str) else extends
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         remedy = "give the name of a preset or the path of a YAML file, or a list of them"
-        raise ConfigError(f"extends is {reprlib.repr(extends)}", where=places["extends",], remedy=remedy)
+        raise ConfigError(f"extends is {reprlib.repr(extends)}", where=reader.places["extends"], remedy=remedy)
     for name in names:
         source = path.parent / name if _is_path(name) else name
-        yield from _read_layers(source, places["extends",], (*extended_by, path.resolve()))
-    yield tree, places
+        yield from _read_layers(source, reader.places["extends"], (*extended_by, path.resolve()))
+    yield Layer(tree, reader.places)
 
 
-def _parse(text: str, name: str, places: Places) -> Any:
-    """Parse YAML into dicts, lists, strings and None, and record in `places` where each key is."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return "" if node is None else _construct(node, name, (), places, itertools.count(1))
-    except RecursionError as error:
-        what = "a value contains itself or is nested too deeply"
-        raise ConfigError(what, where=name, remedy="remove the alias (*) that refers to itself") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
-        where = _line(name, getattr(error, "problem_mark", None))
-        remedy = "correct the syntax, or name a preset or a YAML file, such as base"
-        raise ConfigError(what, where=where, remedy=remedy) from error
+class _YamlReader:
+    """Reads YAML as dicts, lists, strings and None, and records in `places` where each key is.
 
+    The loaders of PyYAML convert scalars without knowing the type of their key, and keep the last of equal keys.
+    """
 
-def _line(name: str, mark: Any) -> str:
-    return name if mark is None or name.startswith("--") else f"{name}:{mark.line + 1}"
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: Places = {}
+        self.num_values = 0
 
+    def parse(self, text: str) -> Any:
+        """Return the content of a file, or of a `--set` pair."""
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            return "" if node is None else self._value(node, "")
+        except RecursionError as error:
+            what = "a value contains itself or is nested too deeply"
+            raise ConfigError(what, where=self.name, remedy="remove the alias (*) that refers to itself") from error
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
+            where = self._line(getattr(error, "problem_mark", None))
+            remedy = "correct the syntax, or name a preset or a YAML file, such as base"
+            raise ConfigError(what, where=where, remedy=remedy) from error
 
-def _construct(node: yaml.Node, name: str, path: KeyPath, places: Places, count: Iterator[int]) -> Any:
-    where = _line(name, node.start_mark)
-    places.setdefault(path, where)
-    if next(count) > MAX_VALUES:
-        what = f"the configuration has more than {MAX_VALUES:,} values"
-        raise ConfigError(what, where=where, remedy="remove nested aliases (*), or give a folder or a glob as input")
-    if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
-        what = f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not allowed"
-        raise ConfigError(what, where=where, remedy="remove it and write a plain value")
-    if isinstance(node, yaml.MappingNode):
+    def _line(self, mark: Any) -> str:
+        return self.name if mark is None or self.name.startswith("--") else f"{self.name}:{mark.line + 1}"
+
+    def _value(self, node: yaml.Node, key: str) -> Any:
+        """Return the plain value of a node and of all nodes inside it."""
+        self.places.setdefault(key, self._line(node.start_mark))
+        prefix = f"{key}." if key else ""
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            problem = f"there are more than {MAX_VALUES:,} values; use fewer aliases (*), or a folder as input"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
+            raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} is not allowed", problem_mark=node.start_mark)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, f"{prefix}{index}") for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # raises an error for half a surrogate pair
+            return None if node.tag.endswith(":null") else node.value
         mapping: Tree = {}
         for key_node, value_node in node.value:
-            key, where = str(key_node.value), _line(name, key_node.start_mark)
-            if key in mapping:
-                raise ConfigError(f"the key '{key}' occurs twice", where=where, remedy="remove one of the two")
-            places[*path, key] = where
-            mapping[key] = _construct(value_node, name, (*path, key), places, count)
+            name = str(key_node.value)
+            if name in mapping:
+                problem = f"the key '{name}' occurs twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            self.places[prefix + name] = self._line(key_node.start_mark)
+            mapping[name] = self._value(value_node, prefix + name)
         return mapping
-    if isinstance(node, yaml.SequenceNode):
-        items = enumerate(node.value)
-        return [_construct(item, name, (*path, str(number)), places, count) for number, item in items]
-    node.value.encode()  # raises an error for half a surrogate pair
-    return None if node.tag.endswith(":null") else node.value
 
 
 def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
     """Return the layer of flags and `--set` pairs. Values of pairs are scalars, `[a, b]` or `{key: value}`."""
-    assignments = []
+    layers: list[Layer] = []
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             what = f"'{setting}' does not have the form section.key=value"
             raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
-        assignments.append((key, _parse(text, f"--set {key}", {}), f"--set {key}"))
-    assignments += [(key, value, flag) for key, (flag, value) in flags.items() if value is not None]
-    layers: list[Layer] = []
-    for dotted, value, where in assignments:
-        name, *inner = path = tuple(dotted.split("."))
-        if len(inner) > 1 or (inner and name in ("inputs", "time", "phases")):
-            what = f"'{dotted.rpartition('.')[0]}' has no keys"
-            raise ConfigError(what, where=where, remedy="give a key of a section, for example train.peak_lr")
-        keys = value if isinstance(value, dict) else ()
-        places = {path[:1]: where, path: where} | {(*path, str(key)): where for key in keys}
-        tree: Tree = {name: {inner[0]: value}} if inner else {name: value}
-        layers.append((tree, places))
-    return _merged(layers, one_length=False)
+        where = f"--set {key}"
+        layers.append(_layer_of_key(key, _YamlReader(where).parse(text), where))
+    for key, (flag, value) in flags.items():
+        layers.append(_layer_of_key(key, value, flag))
+    return _merged(layers)
 
 
-def _merged(layers: Sequence[Layer], *, one_length: bool = True) -> Layer:
+def _layer_of_key(key: str, value: object, where: str) -> Layer:
+    """Return the layer that sets one key, or a whole section, at `where`."""
+    section, *names = key.split(".")
+    if len(names) > 1 or (names and section in ("inputs", "time", "phases")):
+        what = f"'{key.rpartition('.')[0]}' has no keys"
+        raise ConfigError(what, where=where, remedy="give a key of a section, for example train.peak_lr")
+    places = {section: where, key: where}
+    for name in value if isinstance(value, dict) else ():
+        places[f"{key}.{name}"] = where
+    return Layer({section: {names[0]: value} if names else value}, places)
+
+
+def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
     """Merge layers key by key; later layers win. Top-level keys without a value change nothing, except `time`.
 
     With `one_length`, a later key for the length of the run replaces earlier ones.
     """
     tree: Tree = {}
     places: Places = {}
-    for layer, layer_places in layers:
-        if one_length and _has_length(layer):
-            tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in LENGTHS}
-        if "phases" in layer:
-            places = {path: where for path, where in places.items() if path[:1] != ("phases",)}
-        places |= layer_places
-        for name, value in layer.items():
+    for layer in layers:
+        if one_length and _has_length(layer.tree):
+            train = tree.get("train", {})
+            tree["train"] = {key: train[key] for key in train if key not in LENGTHS}
+        if "phases" in layer.tree:
+            places = {key: where for key, where in places.items() if not key.startswith("phases")}
+        places |= layer.places
+        for name, value in layer.tree.items():
             if value is None and name != "time":
                 continue
             if name in SECTIONS:
                 if not isinstance(value, dict):
                     what, remedy = f"{name} is {reprlib.repr(value)}", "give keys with values, such as {seed: 1}"
-                    raise ConfigError(what, where=_place(places, (name,)), remedy=remedy)
+                    raise ConfigError(what, where=_place(places, name), remedy=remedy)
                 value = {**tree.get(name, {}), **value}
             tree[name] = value
-    return tree, places
+    return Layer(tree, places)
 
 
-def _has_length(layer: Tree) -> bool:
+def _has_length(tree: Tree) -> bool:
     """Return whether a layer sets the length of the run or of a phase."""
-    phases = layer.get("phases")
-    parents = [layer, *phases] if isinstance(phases, list) else [layer]
-    sections = [parent.get("train") for parent in parents if isinstance(parent, dict)]
-    return any(isinstance(each, dict) and any(each.get(name) is not None for name in LENGTHS) for each in sections)
+    phases = tree.get("phases")
+    for parent in [tree, *phases] if isinstance(phases, list) else [tree]:
+        section = parent.get("train") if isinstance(parent, dict) else None
+        if isinstance(section, dict) and any(section.get(name) is not None for name in LENGTHS):
+            return True
+    return False
 
 
 def _is_path(source: str | Path) -> bool:
@@ -205,27 +221,28 @@ def _find_config(source: str | Path, where: str) -> Path:
     path = Path(source) if _is_path(source) else presets.get(str(source))
     if path is not None and path.is_file():
         return path
-    what, names = f"there is no configuration file '{path}'", ", ".join(sorted(presets))
+    what = f"there is no configuration file '{path}'"
     if path is None:
         near = next(iter(get_close_matches(str(source), presets, n=1)), None)
         what = f"there is no preset '{source}'{_did_you_mean(near)}"
-    raise ConfigError(what, where=where, remedy=f"use the path of a .yaml file, or a preset: {names}")
+    remedy = f"use the path of a .yaml file, or a preset: {', '.join(sorted(presets))}"
+    raise ConfigError(what, where=where, remedy=remedy)
 
 
 def preset_paths() -> dict[str, Path]:
     """Return the files of the presets by name. A checkout has them in `configs/`, a wheel inside the package."""
     here = Path(__file__).resolve().parent
-    folder = next((path for path in (here / "configs", here.parent / "configs") if path.is_dir()), None)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+    folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def _check_warmup(sections: Sequence[tuple[KeyPath, TrainConfig]], places: Places, *, by_clock: bool) -> None:
+def _check_warmup(trainings: Sequence[TrainConfig], places: Places, *, by_clock: bool) -> None:
     """Raise ConfigError for `warmup_steps` with a time limit, or more of them than the steps of all phases together."""
-    steps = [train.planned_steps for _, train in sections]
-    total = sum(each for each in steps if each is not None) if None not in steps else None
-    for path, train in sections:
-        key = ("train", "warmup_steps")
-        where = places.get((*path, *key)) or _place(places, key)
+    steps = [train.planned_steps for train in trainings]
+    total = None if None in steps else sum(filter(None, steps))
+    mentions = [where for key, where in places.items() if key.endswith(".warmup_steps")]
+    where = mentions[-1] if mentions else "train.warmup_steps"
+    for train in trainings:
         if by_clock or train.time_budget is not None:
             train.check_warmup(None, where)
         elif total is not None:
@@ -234,64 +251,64 @@ def _check_warmup(sections: Sequence[tuple[KeyPath, TrainConfig]], places: Place
 
 def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
     """Raise ConfigError if the command line or a layer after the phases sets a key that every phase overrides."""
-    last = max(number for number, (layer, _) in enumerate(layers) if layer.get("phases") is not None)
-    for layer, places in layers[last + 1 :] or layers[-1:]:
+    later: list[Layer] = []  # at least the command line
+    for layer in layers:
+        later = [] if layer.tree.get("phases") is not None else [*later, layer]
+    for layer in later or layers[-1:]:
         for section in ("data", "train"):
-            common = set.intersection(*(set(getattr(phase, section)) for phase in config.phases))
-            for key in common & set(layer.get(section) or ()):
+            keys_of_phases = [set(getattr(phase, section)) for phase in config.phases]
+            for key in set.intersection(*keys_of_phases, layer.tree.get(section) or ()):
                 what = f"this has no effect, because every phase sets {section}.{key}"
                 remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
-                raise ConfigError(what, where=_place(places, (section, key)), remedy=remedy)
+                raise ConfigError(what, where=_place(layer.places, f"{section}.{key}"), remedy=remedy)
 
 
-def _place(places: Places, path: KeyPath) -> str:
+def _place(places: Places, key: str) -> str:
     """Return where a key, or the section or list around it, is set."""
-    parents = (path[:length] for length in range(len(path), 0, -1))
-    return next((places[each] for each in parents if each in places), "the configuration")
+    while key and key not in places:
+        key = key.rpartition(".")[0]
+    return places.get(key, "the configuration")
 
 
-def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigError:
-    """Convert the first validation error to a ConfigError. `prefix` is the path of its phase, if any."""
+def _explain(error: ValidationError, phase_key: str, places: Places) -> ConfigError:
+    """Convert the first validation error to a ConfigError. `phase_key` is the prefix of its phase, if any."""
     problem = error.errors()[0]
-    location = tuple(map(str, problem["loc"]))
+    location = list(map(str, problem["loc"]))
     # Keep only keys, and the index of a phase. Pydantic appends union members and other list indices.
     depth = 1
-    if location[:1] == ("phases",):
+    if location[:1] == ["phases"]:
         depth = 3
     elif location and location[0] in SECTIONS:
         depth = 2
-    path = (*prefix, *location[:depth])
-    dotted, where = ".".join(path), _place(places, path)
+    key = phase_key + ".".join(location[:depth])
+    where = _place(places, key)
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(dotted, where)
+        return _unknown_key(key, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        mentioned = (places.get((*path, word)) for word in re.findall(r"\w+", message))
+        mentioned = [places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
         sources = " and ".join(dict.fromkeys(filter(None, mentioned)))
         remedy = "change one of the two" if " and " in sources else "correct it"
-        return ConfigError(": ".join(filter(None, (dotted, message))), where=sources or where, remedy=remedy)
-    if problem["type"] == "missing" and path[-1] == location[-1]:  # otherwise a list is too short
-        return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
+        return ConfigError(f"{key}: {message}".removeprefix(": "), where=sources or where, remedy=remedy)
+    if problem["type"] == "missing" and len(location) <= depth:  # otherwise a list is too short
+        return ConfigError(f"'{key}' is missing", where=where, remedy="add it")
+    if location[0] == "phases":
+        del location[1:2]  # the index
+    schema = key_schemas().get(".".join(location[:2]))
     value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
-    is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
-    schema_path = path
-    if path[0] == "phases":  # without the index; an override of a phase has the schema of its section
-        schema_path = path[2:] if prefix else ("phases", *path[2:])
-    schema = key_schemas().get(".".join(schema_path))
     remedy = f"give {values_of(schema)}" if schema else "remove it"
-    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)
+    return ConfigError(f"{key} is {value}", where=where, remedy=remedy)
 
 
-def _unknown_key(dotted: str, where: str) -> ConfigError:
+def _unknown_key(key: str, where: str) -> ConfigError:
     """Return the error for an unknown key, with the key that was probably meant."""
-    parts = dotted.split(".")
-    head = ".".join(parts[:2]) + "." if parts[0] == "phases" and len(parts) > 2 else ""
-    meant = suggest_key(dotted.removeprefix(head)) if dotted != "extends" else None
+    phase = re.match(r"phases\.\d+\.|", key)[0]  # type: ignore[index]
+    meant = None if key == "extends" else suggest_key(key.removeprefix(phase))  # only a file can extend another
     remedy = "run 'bert-pretrain config' to see all keys"
-    if head and (meant is None or not meant.startswith(("data.", "train."))):
-        keys = (key.removeprefix("phases.") for key in key_schemas() if key.startswith("phases."))
-        meant, remedy = None, f"a phase has the keys {', '.join(keys)}"
-    return ConfigError(f"unknown key '{dotted}'{_did_you_mean(meant and head + meant)}", where=where, remedy=remedy)
+    if phase and (meant is None or not meant.startswith(("data.", "train."))):
+        meant = None
+        remedy = f"a phase has the keys {', '.join(PhaseConfig.model_fields)}"
+    return ConfigError(f"unknown key '{key}'{_did_you_mean(meant and phase + meant)}", where=where, remedy=remedy)
 
 
 def _did_you_mean(word: str | None) -> str:

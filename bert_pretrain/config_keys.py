@@ -8,60 +8,63 @@ from difflib import get_close_matches
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from bert_pretrain.config import Config, duration_text
+from bert_pretrain.config import (
+    Config,
+    DataConfig,
+    Flag,
+    ModelConfig,
+    PhaseConfig,
+    TrainConfig,
+    VocabConfig,
+    duration_text,
+)
 
-SECTIONS = ("vocab", "data", "model", "train")
-OTHER_NAMES = {  # the names of keys in other programs
-    "train.peak_lr": "lr learning_rate max_lr",
-    "train.global_batch_size": "bs batch batch_size train_batch_size per_device_train_batch_size",
-    "train.micro_batch_tokens": "micro_batch_size",
-    "train.max_steps": "steps num_steps train_steps num_train_steps total_steps max_iters iterations",
-    "train.max_epochs": "epochs epoch num_epochs num_train_epochs",
-    "train.time_budget": "time_limit max_time hours",
-    "train.warmup_steps": "warmup num_warmup_steps",
-    "train.max_grad_norm": "grad_clip clip_grad gradient_clip_val",
-    "train.schedule": "scheduler lr_schedule lr_scheduler lr_scheduler_type",
-    "train.betas": "adam_beta1 adam_beta2 beta1 beta2",
-    "train.eps": "adam_epsilon epsilon",
-    "train.precision": "dtype amp mixed_precision fp16 bf16",
-    "train.compile": "torch_compile",
-    "train.activation_checkpointing": "gradient_checkpointing",
-    "train.log_every": "logging_steps log_interval",
-    "train.eval_every": "eval_steps eval_interval",
-    "train.save_every": "save_steps save_interval",
-    "train.keep_checkpoints": "save_total_limit",
-    "data.max_seq_length": "max_length seq_len seq_length max_seq_len block_size",
-    "data.masked_lm_prob": "mlm_probability mlm_prob mask_prob",
-    "data.whole_word_mask": "wwm whole_word_masking",
-    "data.next_sentence": "nsp sop objective",
-    "model.hidden_size": "dim d_model n_embd",
-    "model.num_hidden_layers": "layers num_layers n_layer depth",
-    "model.num_attention_heads": "heads num_heads n_head",
-    "model.intermediate_size": "d_ff ffn_size",
-    "model.hidden_dropout_prob": "dropout",
-    "vocab.size": "vocab_size",
-    "vocab.lowercase": "do_lower_case uncased",
+SECTIONS: dict[str, type[BaseModel]] = {
+    "vocab": VocabConfig,
+    "data": DataConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
 }
+_PARTS: dict[str, type[BaseModel]] = {**SECTIONS, "phases": PhaseConfig}
+
+
+def flag_keys() -> dict[str, str]:
+    """Return the key that each command-line option sets."""
+    keys = {}
+    for section, fields in SECTIONS.items():
+        for name, field in fields.model_fields.items():
+            for flag in field.metadata:
+                if isinstance(flag, Flag):
+                    keys[flag.name] = f"{section}.{name}"
+    return keys
 
 
 @functools.cache
 def key_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of every section and key by dotted name, in the order of `Config`."""
     root = Config.model_json_schema()
-    keys: dict[str, dict[str, Any]] = {}
+    keys = {}
     for name, schema in root["properties"].items():
-        reference = schema.get("$ref") or schema.get("items", {}).get("$ref", "")
-        section = root["$defs"].get(reference.rpartition("/")[2], {})
-        keys[name] = {"description": section.get("description"), **schema}
-        keys |= {f"{name}.{key}": inner for key, inner in section.get("properties", {}).items()}
-    return {key: {**schema, "description": " ".join(schema["description"].split())} for key, schema in keys.items()}
+        keys[name] = schema
+        if section := _PARTS.get(name):
+            section_schema = root["$defs"][section.__name__]
+            schema.setdefault("description", section_schema["description"])
+            for key, key_schema in section_schema["properties"].items():
+                keys[f"{name}.{key}"] = key_schema
+    for schema in keys.values():
+        schema["description"] = " ".join(schema["description"].split())
+    return keys
 
 
-_LIMITS = {
-    "exclusiveMinimum": "greater than", "minimum": "of at least", "exclusiveMaximum": "less than", "maximum": "at most",
-}  # fmt: skip
 _KINDS = {"integer": "a whole number", "number": "a number", "string": "a text", "null": "null"}
+_LIMITS = {
+    "exclusiveMinimum": "greater than",
+    "minimum": "of at least",
+    "exclusiveMaximum": "less than",
+    "maximum": "at most",
+}
 
 
 def values_of(schema: Mapping[str, Any]) -> str:
@@ -74,41 +77,40 @@ def values_of(schema: Mapping[str, Any]) -> str:
 
 
 def _alternatives(schema: Mapping[str, Any]) -> list[str]:
-    examples, members, kind = schema.get("examples"), schema.get("anyOf"), schema.get("type")
-    if "const" in schema or "enum" in schema:
-        return schema.get("enum") or [schema["const"]]
-    if members and not examples:
-        return [word for member in members for word in _alternatives(member)]
-    if kind == "boolean":
+    if "enum" in schema:
+        return schema["enum"]
+    if "const" in schema:
+        return [schema["const"]]
+    if schema.get("type") == "boolean":
         return ["true", "false"]
-    if examples:
-        shown = [each if isinstance(each, str) else inline_yaml(each) for each in examples]
-        values = f"a value such as {', '.join(shown)}"
-    elif kind == "array":
-        length = f"of {schema['minItems']} values " if "prefixItems" in schema else ""
-        values = f"a list {length}in brackets, each {values_of(schema.get('items') or schema['prefixItems'][0])}"
+    if "examples" in schema:
+        examples = [each if isinstance(each, str) else inline_yaml(each) for each in schema["examples"]]
+        values = f"a value such as {', '.join(examples)}"
+    elif "anyOf" in schema:
+        return [words for member in schema["anyOf"] for words in _alternatives(member)]
     else:
-        values = _KINDS.get(str(kind), "keys with values, such as {seed: 1}")
-    limits = [f"{words} {schema[name]:,}".removesuffix(".0") for name, words in _LIMITS.items() if name in schema]
+        values = _KINDS[schema["type"]]
+    limits = [f"{words} {schema[name]:,.10g}" for name, words in _LIMITS.items() if name in schema]
     return [f"{values} {' and '.join(limits)}".rstrip()]
 
 
 def suggest_key(written: str) -> str | None:
     """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
     *sections, name = re.findall(r"\w+", written) or [""]
+    section = "".join(sections)
     keys = [key for key in key_schemas() if not key.startswith("phases.")]
-    names = {key.rpartition(".")[2]: key for key in keys} | {key: key for key in [*keys, "extends"]}
-    names |= {other: key for key, others in OTHER_NAMES.items() for other in others.split()}
-    section = f"{sections[-1]}." if sections else "."
-    in_section = {key.removeprefix(section): key for key in keys if key.startswith(section)}
-    dotted = {} if not sections or sections[-1] in names else {key: key for key in keys}
-    # Each attempt: the text to look up, the known names, and the minimum similarity. The most certain come first.
-    attempts = (
-        (name, in_section, 1.0), (".".join((*sections, name)), dotted, 0.8), (name, names, 1.0),
-        (name, in_section, 0.7), (name, names, 0.75),
-    )  # fmt: skip
-    near = (known[match] for word, known, cutoff in attempts for match in get_close_matches(word, known, 1, cutoff))
-    return next(near, None)
+    if section and section not in SECTIONS and (near := get_close_matches(f"{section}.{name}", keys, 1, 0.8)):
+        return near[0]
+    keys.sort(key=lambda key: key.startswith(f"{section}."))  # of equal names, the last key in this order is meant
+    names = {"extends": "extends"}
+    for flag, key in flag_keys().items():
+        names[flag.removeprefix("--").replace("-", "_")] = key
+    for key in keys:
+        names[key.rpartition(".")[2]] = key
+    words = set(name.split("_"))
+    longer = [other for other in names if words <= set(other.split("_"))]  # such as `max_steps` for `steps`
+    near = [name] if name in names else longer or get_close_matches(name, names, 1, 0.75)
+    return names[near[0]] if near else None
 
 
 def as_values(config: Config) -> dict[str, Any]:
@@ -154,14 +156,19 @@ def inline_yaml(value: object) -> str:
 
 def as_commented_yaml(config: Config) -> str:
     """Return a YAML file for `--config` with every key, its value, and its description as a comment."""
-    tree, blocks = as_values(config), []
+    tree = as_values(config)
+    blocks = []
     for key, schema in key_schemas().items():
-        *section, name = key.split(".")
-        if section == ["phases"]:
+        section, _, name = key.rpartition(".")
+        if section == "phases":
             continue
-        comment = schema["description"] if key in SECTIONS else f"{schema['description']} Value: {values_of(schema)}."
+        if key in SECTIONS:
+            comment = schema["description"]
+            line = f"{name}:"
+        else:
+            comment = f"{schema['description']} Value: {values_of(schema)}."
+            value = (tree[section] if section else tree)[name]
+            line = f"{name}: {inline_yaml(value)}"
         lines = textwrap.wrap(comment, 76, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-        value = (tree[section[0]] if section else tree)[name]
-        lines.append(f"{name}:" + ("" if key in SECTIONS else f" {inline_yaml(value)}"))
-        blocks.append(textwrap.indent("\n".join(lines), "  " * len(section)))
+        blocks.append(textwrap.indent("\n".join([*lines, line]), "  " if section else ""))
     return "\n\n".join(blocks) + "\n"

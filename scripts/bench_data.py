@@ -364,7 +364,7 @@ def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
     """Return whether the encoder and `tokenizers` give the same ids for every sentence."""
     content = slice_of(Path(text), int(slice_bytes))
     block, starts = with_starts(content)
-    ids, offsets = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
+    ids, offsets, *_ = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
     backend, lines = library_tokenizer(Path(vocab)), content.decode().split("\n")
     for first in range(0, len(lines), PEER_SENTENCES):
         encodings = backend.encode_batch_fast(lines[first : first + PEER_SENTENCES], add_special_tokens=False)

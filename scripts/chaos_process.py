@@ -137,11 +137,11 @@ def command_line(arguments: Sequence[str]) -> Action:
 
     def run() -> None:
         from bert_pretrain import __main__, cli
-        from bert_pretrain.cli import loading
+        from bert_pretrain.cli import options
 
         sys.argv = ["bert-pretrain", *arguments]
         sys.modules["__main__"] = __main__  # which spawned workers import
-        loading.STARTED = time.monotonic()
+        options.STARTED = time.monotonic()
         cli.main()
 
     return run

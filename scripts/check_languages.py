@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder, characters
+from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder
 from bert_pretrain.text.languages import identifier, recognize
 from bert_pretrain.text.layout import has_one_sentence_per_line
 from bert_pretrain.text.sentences import segment
@@ -111,7 +111,7 @@ def check_ids(texts: dict[str, str]) -> bool:
             with contextlib.redirect_stdout(io.StringIO()):
                 words = normalize(counts, VocabConfig.model_validate({"size": 4000, **chosen}), code_of(name), None)
             tokenizer = tokenizer_of(words)
-            ids, _ = Encoder(tokenizer).encode(data, np.zeros(1, dtype=np.int64))
+            ids, *_ = Encoder(tokenizer).encode(data, np.zeros(1, dtype=np.int64))
             with tempfile.TemporaryDirectory() as folder:
                 tokenizer.save(Path(folder))
                 reference = AutoTokenizer.from_pretrained(folder)
@@ -131,8 +131,8 @@ def check_ids(texts: dict[str, str]) -> bool:
 def counts_of(text: np.ndarray) -> Counts:
     table = ChunkTable(around_cjk=True)
     _, numbers = table.number(text, np.zeros(1, dtype=np.int64))
-    names = [character.encode() for character in characters()] + table.words
-    return Counts(training=Counter({names[number]: count for number, count in Counter(numbers.tolist()).items()}))
+    counts = Counter(numbers.tolist())
+    return Counts(training=Counter({table.chunks[number]: count for number, count in counts.items()}))
 
 
 def tokenizer_of(words: NormalizedWords) -> Tokenizer:

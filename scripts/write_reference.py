@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_pretrain.config import Config, PhaseConfig
-from bert_pretrain.config_keys import SECTIONS, as_values, inline_yaml, key_schemas, values_of
+from bert_pretrain.config_keys import SECTIONS, as_values, flag_keys, inline_yaml, key_schemas, values_of
 
 ROOT = Path(__file__).resolve().parents[1]
 INTRODUCTION = """# Keys of the configuration
@@ -25,6 +25,7 @@ def keys_page() -> str:
     tree = as_values(Config())
     sections = {"": tree, **{name: tree[name] for name in SECTIONS}}
     sections["phases"] = PhaseConfig(name="first").model_dump(exclude={"name"})
+    flags = {key: f" Flag: `{flag}`." for flag, key in flag_keys().items()}
     pages = []
     for section, defaults in sections.items():
         meaning = key_schemas()[section]["description"] if section in SECTIONS else ""
@@ -35,7 +36,8 @@ def keys_page() -> str:
             parent, _, name = key.rpartition(".")
             if parent == section and key not in SECTIONS:
                 default = f"`{inline_yaml(defaults[name])}`" if name in defaults else "none: must be given"
-                lines.append(f"| `{name}` | {values_of(schema)} | {default} | {schema['description']} |")
+                meaning = schema["description"] + flags.get(key, "")
+                lines.append(f"| `{name}` | {values_of(schema)} | {default} | {meaning} |")
         pages.append("\n".join(lines) + "\n")
     return "\n".join([INTRODUCTION, *pages])
 

@@ -99,7 +99,7 @@ MISTAKES = [
     ("time: 2h\ntrain:\n  warmup_steps: 10\n", 3, "train.warmup_ratio"),
     ("train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n", 6, "8 steps"),
     ("train:\n  time_budget: soon\n", 2, "1h30m"),
-    ("train:\n  betas: [0.9]\n", 2, "2 values"),
+    ("train:\n  betas: [0.9]\n", 2, "[0.9, 0.98]"),
     ("data: {seed: 1}\ndata: {seed: 2}\n", 2, "twice"),
     ("data:\n\tseed: 5\n", 2, "YAML"),
     ("- data\n", None, "mapping"),
@@ -134,12 +134,12 @@ def test_mistake_names_value_line_and_remedy(tmp_path: Path, text: str, line: ob
         ("train.peak_lr.deep=3", "--set train.peak_lr.deep"),
         ("train.betas=[0.9", "--set train.betas"),
         ("inputs=a.txt", "[a.txt, "),
-        ("train.trackers=wandb", "tensorboard or wandb"),
+        ("train.trackers=wandb", "[tensorboard, wandb]"),
         ("data.input_weights={a.txt: 0}", "{a.txt: 3}"),
         ("data.text_field=", "subject,body"),
         ("phases=7", "[{name: first"),
         ("model.hidden_size=100", "num_attention_heads"),
-        ("extends=tiny", "'extends'"),
+        ("extends=tiny", "unknown key 'extends'\n"),
     ],
 )
 def test_mistake_in_set_names_the_flag(setting: str, part: str) -> None:
@@ -208,6 +208,9 @@ SUGGESTIONS = {
     "train['max_steps']": "train.max_steps",
     "train.hidden_size": "model.hidden_size",
     "time_budget": "train.time_budget",
+    "seed": "train.seed",
+    "vocab.seeds": "vocab.seed",
+    "batch": "train.global_batch_size",
     "dtaa.seed": "data.seed",
     "trian": "train",
     "model.layers": "model.num_hidden_layers",
@@ -303,9 +306,9 @@ def test_later_layers_win_per_key_and_replace_phases(tmp_path: Path) -> None:
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
-    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None), "data.seed": ("--seed", 3)}
+    flags = {"vocab.size": ("--vocab-size", 9000), "data.seed": ("--seed", 3)}
     config = load_config(source, ["data.dupe_factor=4", "data.seed=1", "data.seed=2"], flags)
-    assert (config.data.dupe_factor, config.data.seed, config.vocab.size, config.data.strict) == (4, 3, 9000, False)
+    assert (config.data.dupe_factor, config.data.seed, config.vocab.size) == (4, 3, 9000)
     two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
     config = load_config(layers(tmp_path, top=two))
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]

@@ -20,7 +20,7 @@ import yaml
 
 import mkdocs_hooks
 from bert_pretrain.cli import app
-from bert_pretrain.cli.options import training_flags
+from bert_pretrain.cli.options import key_flags
 from bert_pretrain.config_file import load_config
 from tests.conftest import call, one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
@@ -175,7 +175,9 @@ def check_command(command: list[str]) -> None:
     names = ("steps", "learning_rate", "batch_size", "device", "time")
     values = {flag: given.get(flag) if name in ("train", "run") else None for flag in names}
     of_all_stages = values.pop("time") if name == "run" else None
-    flags = {**training_flags(**values), "time": ("--time", of_all_stages)}
+    flags = key_flags(**values)
+    if of_all_stages:
+        flags["time"] = ("--time", of_all_stages)
     load_config(preset, given.get("settings") or [], flags, with_phases=name == "run")
 
 

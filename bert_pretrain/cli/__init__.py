@@ -53,8 +53,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, terminate)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # replaces the handler of __main__.py
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default is to kill; training handles it later
     if "OMP_WAIT_POLICY" not in os.environ:
         # OpenMP threads that spin at a barrier make training several times slower next to another busy process.
         # Waking a sleeping thread takes longer than most operations of a small network, so threads spin briefly first.

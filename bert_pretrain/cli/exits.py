@@ -5,42 +5,35 @@ import errno
 import functools
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
-from bert_pretrain.cli.loading import blocked_signals
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
 from bert_pretrain.io.files import DISK_FULL, errno_of, is_url, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
-# Messages of torch's allocators, oneDNN, the dynamic linker and threading.
-_OUT_OF_MEMORY = re.compile(
-    "can't allocate memory|CUDA out of memory|could not create a (primitive|memory)|"
-    "failed to map segment|can't start new thread"
-)
-_TORCH_SAVE_FAILED = re.compile("inline_container|iostream error")  # the RuntimeError of `torch.save` gives no errno
 # Errors of collective operations after another rank has ended.
 _RANK_LOST = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")
-_RESOURCE_LIMITS = {
-    errno.ENOSPC: ("the disk is full", "free some space"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space"),
-    errno.EFBIG: ("a file would be larger than allowed", "raise the limit of file sizes (ulimit -f)"),
-    errno.EMFILE: ("too many files are open", "raise the limit of open files (ulimit -n)"),
-    errno.ENFILE: ("the system has too many open files", "close other programs"),
-    **dict.fromkeys(
-        (errno.ESTALE, errno.ETIMEDOUT),
-        ("the file system does not answer", "check the network, or the network mount"),
-    ),
-    errno.ENOMEM: ("out of memory", "free some memory, or use smaller batches or fewer workers"),
+_MESSAGES = {  # other messages of errors without errno
+    # torch's allocators, oneDNN, the dynamic linker, threading
+    "can't allocate memory|CUDA out of memory|could not create a (primitive|memory)": errno.ENOMEM,
+    "failed to map segment|can't start new thread": errno.ENOMEM,
+    "inline_container|iostream error": errno.EIO,  # `torch.save`
 }
-_UNUSABLE_PATH = (
-    errno.EACCES, errno.EPERM, errno.EXDEV, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
+_REMEDIES = {  # errors without a path
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EIO: "check that the disk is not full",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "free some memory, or use smaller batches or fewer workers",
+}
 
 
 class Terminated(BaseException):
@@ -52,6 +45,16 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
     raise Terminated
 
 
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block SIGINT and SIGTERM; they arrive when the context ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn the user errors and interruptions of a command into a message and an exit code."""
 
@@ -59,14 +62,17 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         output = str(kwargs.get("output") or "this process")
         is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
-        writes_run = command.__name__ == "train" and not kwargs["dry_run"] and not is_url(output)
-        run = local_path(output, "--output") if writes_run else None
+        run = None
+        if command.__name__ == "train" and is_kept and not is_url(output):
+            run = local_path(output, "--output")
         try:
             if run is not None and is_first_rank():
-                _signals_module().remove_status(run)
+                from bert_pretrain.train.signals import remove_status
+
+                remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
-            with blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
+            with _blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
                 message, code = _message_and_code(_cause(error), _next_step(run, is_kept=is_kept), output)
                 _write_status(run, code, message or repr(error))
                 if message is None:
@@ -82,20 +88,18 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def _write_status(run: Path | None, code: int, message: str) -> None:
     if run is not None and is_first_rank():
+        from bert_pretrain.train.signals import write_last_status
+
         with contextlib.suppress(OSError):  # such as a full disk, which the printed message reports
-            _signals_module().write_last_status(run, code, message)
-
-
-def _signals_module() -> Any:
-    with blocked_signals():
-        from bert_pretrain.train import signals  # imports the manifests, which would slow down --help
-    return signals
+            write_last_status(run, code, message)
 
 
 def _next_step(run: Path | None, *, is_kept: bool) -> str:
     """Describe what the same command would do if it were repeated."""
     if run is not None:
-        if step := _signals_module().newest_step(run):
+        from bert_pretrain.train.signals import newest_step
+
+        if step := newest_step(run):
             return f"the same command, without --overwrite, continues from step {step}"
         return "no checkpoint was saved yet; the same command starts from the beginning"
     if not is_kept:
@@ -124,28 +128,24 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     if os.environ.get("WORLD_SIZE", "1") != "1" and _RANK_LOST.search(f"{type(error).__name__} {error}"):
         reason = str(error).partition("\n")[0]
         return f"another rank has ended or cannot be reached ({reason}); {next_step}", 1
-    system_error = _system_error(error, next_step, output)
-    return (None, 1) if system_error is None else (f"error: {system_error}", 2)
+    number = _error_number(error)
+    path = getattr(error, "filename", None)
+    if number is None or (path is None and number not in _REMEDIES):
+        return None, 1
+    where = path or (output if number in (*DISK_FULL, errno.EIO) else "this process")
+    remedy = f"{_REMEDIES.get(number, 'check the path and its permissions')}; {next_step}"
+    return f"error: {UserError(os.strerror(number), where=str(where), remedy=remedy)}", 2
 
 
-def _system_error(error: BaseException, next_step: str, output: str) -> UserError | None:
-    """Return a user error if the system refused memory, a file or a thread; return None for a bug."""
-    number, path = errno_of(error), getattr(error, "filename", None)
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
-        number = errno.ENOMEM
-    elif number is None and _TORCH_SAVE_FAILED.search(str(error)):
-        remedy = f"check that the disk is not full; {next_step}"
-        return UserError("a file could not be written completely", where=output, remedy=remedy)
-    if number in _RESOURCE_LIMITS:
-        what, remedy = _RESOURCE_LIMITS[number]
-        where = path or (output if number in DISK_FULL else "this process")
-        return UserError(what, where=str(where), remedy=f"{remedy}; {next_step}")
-    if number == errno.ENOENT and path is not None:
-        return UserError("a file or folder disappeared while the command ran", where=str(path), remedy=next_step)
-    if number in _UNUSABLE_PATH and path is not None:
-        what = f"cannot use this path: {os.strerror(number)}"
-        return UserError(what, where=str(path), remedy="check the path and its permissions")
-    return None
+def _error_number(error: BaseException) -> int | None:
+    """Return the errno of an error that the system caused, or None for a bug."""
+    message = str(error)
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    for pattern, number in _MESSAGES.items():
+        if re.search(pattern, message):
+            return number
+    return errno_of(error)
 
 
 def flush_output() -> bool:

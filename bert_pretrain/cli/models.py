@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, importing, inference_config
-from bert_pretrain.cli.options import argument, option, switch
+from bert_pretrain.cli.options import argument, bert_folder, inference_config, option, switch
 from bert_pretrain.io.files import local_path
 
 
@@ -27,8 +26,8 @@ def inspect(
 
     Example: bert-pretrain inspect data --stats --html data.html
     """
-    with importing():
-        from bert_pretrain.inspect.inspect import inspect as run_inspect
+    from bert_pretrain.inspect.inspect import inspect as run_inspect
+
     passed = run_inspect(
         data,
         split=split,
@@ -68,12 +67,14 @@ def evaluate(
 
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
-    config = inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding)
+    if precision is None:
+        precision = "auto" if data else "fp32"
+    config = inference_config(device=device, precision=precision, text_field=text_field, encoding=encoding)
     scores_file = None if output is None else local_path(output, "--output")
     json_file = None if json is None else local_path(json, "--json")
     folder = bert_folder(model)
-    with importing():
-        from bert_pretrain.tools.evaluate import evaluate as run_evaluate
+    from bert_pretrain.tools.evaluate import evaluate as run_evaluate
+
     run_evaluate(
         folder,
         config=config,
@@ -103,10 +104,10 @@ def fill_mask(
 
     Example: bert-pretrain fill-mask run/model "Paris is in [MASK]."
     """
-    config, folder = inference_config(device, "fp32"), bert_folder(model)
-    with importing():
-        from bert_pretrain.text.readers import repair_surrogates
-        from bert_pretrain.tools import fill_mask
+    config, folder = inference_config(device=device, precision="fp32"), bert_folder(model)
+    from bert_pretrain.text.readers import repair_surrogates
+    from bert_pretrain.tools import fill_mask
+
     text = repair_surrogates(text)  # of an argument that is not UTF-8
     answers = fill_mask.fill_mask(folder, text, top_k=top_k, config=config.train)
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
@@ -136,10 +137,10 @@ def embed(
 
     Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
-    config = inference_config(device, precision, text_field, encoding)
+    config = inference_config(device=device, precision=precision, text_field=text_field, encoding=encoding)
     file, folder = local_path(output, "--output"), bert_folder(model)
-    with importing():
-        from bert_pretrain.tools.embed import embed as run_embed
+    from bert_pretrain.tools.embed import embed as run_embed
+
     run_embed(
         folder,
         inputs,
@@ -163,7 +164,7 @@ def report(
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
-    with importing():
-        from bert_pretrain.report.report import write_report
+    from bert_pretrain.report.report import write_report
+
     picture, page = write_report(runs, local_path(output, "--output"))
     print(f"curves: {picture}\npage:   {page}")

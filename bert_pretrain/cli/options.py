@@ -1,11 +1,19 @@
-"""Options shared by several commands, the layout of the help, and suggestions for unknown options."""
+"""What several commands share: options and their keys, models and configurations, help, and suggestions for flags.
 
-from difflib import get_close_matches
+Help texts are here and not with the keys, because importing the configuration takes longer than `--help`.
+"""
+
 from pathlib import Path
-from typing import Annotated, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from bert_pretrain.config import Config
+
+STARTED = monotonic()  # just after the interpreter started
 
 
 def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -13,9 +21,9 @@ def option(help: str, metavar: str | None = None, *flags: str, panel: str | None
     return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
-def switch(flag: str, help: str, panel: str | None = None) -> Any:
+def switch(flag: str, help: str) -> Any:
     """Return a boolean option."""
-    return option(help, None, flag, panel=panel)
+    return option(help, None, flag)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -42,7 +50,8 @@ Settings = Annotated[list[str] | None, option("Set one key of the configuration.
 Overwrite = Annotated[bool, switch("--overwrite", "Move an existing output aside and start from the beginning.")]
 Workers = Annotated[int | None, option("Number of processes; default: at most one per core.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
-Strict = Annotated[bool, switch("--strict", "Stop at text that cannot be decoded and at records without text.")]
+_STRICT = "Stop at text that cannot be decoded and at records without text."
+Strict = Annotated[bool | None, switch("--strict", _STRICT)]
 Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto detects it per file.", "NAME")]
 _LOWERCASE = "Lowercase the text; default: in English and Chinese. With --extend: casing of its vocabulary, if unknown."
 VocabLowercase = Annotated[bool | None, option(_LOWERCASE)]
@@ -60,20 +69,37 @@ LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-
 BatchSize = Annotated[str | None, option("Examples per step.", "N")]
 TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda:N.", "DEVICE")]
 
-FLAG_KEYS = {  # configuration keys that have a flag
-    "--steps": "train.max_steps",
-    "--time": "train.time_budget",
-    "--learning-rate": "train.peak_lr",
-    "--batch-size": "train.global_batch_size",
-    "--device": "train.device",
-    "--vocab-size": "vocab.size",
-}
+
+def key_flags(**values: object) -> dict[str, tuple[str, object]]:
+    """Map the options that are given, named by their parameters, to keys, as `load_config` expects them."""
+    from bert_pretrain.config_keys import flag_keys
+
+    keys = flag_keys()
+    flags = {}
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is not None:
+            flags[keys[flag]] = (flag, value)
+    return flags
 
 
-def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
-    """Map the values of flags, named by their parameters, to configuration keys as `load_config` expects them."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    return {FLAG_KEYS[flag]: (flag, value) for flag, value in flags.items()}
+def inference_config(**values: object) -> "Config":
+    """Return the configuration of a command that uses a model. `values` are the same as in `key_flags`."""
+    from bert_pretrain.config_file import load_config
+
+    return load_config(flags=key_flags(**values))
+
+
+def bert_folder(model: Path, flag: str = "MODEL") -> Path:
+    """Return the local folder of a BERT model, after checks of its files that need no torch."""
+    from bert_pretrain.model.folder import CONFIG, check_model, read_config
+    from bert_pretrain.model.hub import model_folder
+
+    folder = model_folder(model, flag)
+    if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # sentence-transformers uses subfolders
+        check_model(folder, flag, verify_hashes=False)
+        read_config(folder, flag)
+    return folder
 
 
 class SuggestingCommand(TyperCommand):
@@ -92,27 +118,23 @@ class SuggestingCommand(TyperCommand):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the error for an unknown option suggests a known one."""
+        """Parse the arguments; the error for an unknown option suggests known ones."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             if hasattr(error, "possibilities"):  # NoSuchOption, from click or from the copy inside typer
                 flags = [flag for parameter in self.params for flag in parameter.opts]
-                if suggestion := _suggest(error.option_name, flags):  # type: ignore[attr-defined]
-                    error.message += f"; did you mean {suggestion}?"  # type: ignore[attr-defined]
-                error.possibilities = None
+                if by_key := _flag_of_key(error.option_name, flags):  # type: ignore[attr-defined]
+                    error.possibilities = [by_key]
             raise
 
 
-def _suggest(unknown: str, flags: list[str]) -> str | None:
-    """Return the flag or the `--set` that an unknown option probably means."""
-    from bert_pretrain.config_keys import suggest_key
+def _flag_of_key(unknown: str, flags: list[str]) -> str | None:
+    """Return the flag, or the `--set`, of the key that an unknown option probably means."""
+    from bert_pretrain.config_keys import flag_keys, suggest_key
 
-    key = suggest_key(unknown.lstrip("-").replace("-", "_")) or ""
-    candidates = [
-        *get_close_matches(unknown, flags, n=1, cutoff=0.8),
-        *(flag for flag, flag_key in FLAG_KEYS.items() if flag_key == key and flag in flags),
-        *([f"--set {key}=VALUE"] if "." in key and "--set" in flags else []),
-        *get_close_matches(unknown, flags, n=1),
-    ]
-    return candidates[0] if candidates else None
+    key = suggest_key(unknown.lstrip("-").replace("-", "_"))
+    for flag, flag_key in flag_keys().items():
+        if flag_key == key and flag in flags:
+            return flag
+    return f"--set {key}=VALUE" if key and "." in key and "--set" in flags else None

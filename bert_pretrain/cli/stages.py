@@ -4,12 +4,12 @@ Each command turns its flags into a configuration and calls the stage.
 """
 
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, blocked_signals, importing, seconds_since_start
-from bert_pretrain.cli.options import argument, option, presets, switch, training_flags
+from bert_pretrain.cli.options import argument, bert_folder, key_flags, option, presets, switch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import local_path
 
@@ -29,7 +29,7 @@ def vocab(
     lowercase: cli.VocabLowercase = None,
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
-    strict: cli.Strict = False,
+    strict: cli.Strict = None,
     encoding: cli.Encoding = None,
     overwrite: cli.Overwrite = False,
 ) -> None:
@@ -39,23 +39,23 @@ def vocab(
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab
     """
-    with blocked_signals():
-        from bert_pretrain.config_file import load_config
-        from bert_pretrain.model.hub import model_folder
-        from bert_pretrain.vocab.run import make_vocab
+    from bert_pretrain.config_file import load_config
+    from bert_pretrain.model.hub import model_folder
+    from bert_pretrain.vocab.run import make_vocab
+
     if extend is not None and vocab_size is not None:
         what, remedy = "--vocab-size cannot be used with --extend", "use --add-tokens N instead"
         raise ConfigError(what, where=f"--vocab-size {vocab_size}", remedy=remedy)
-    flags = {
-        "vocab.tokens": ("--tokens", tokens),
-        "vocab.size": ("--vocab-size", vocab_size),
-        "vocab.add_tokens": ("--add-tokens", add_tokens),
-        "vocab.lowercase": ("--lowercase", None if extend else lowercase),
-        "data.strict": ("--strict", strict or None),
-        "data.encoding": ("--encoding", encoding),
-    }
+    flags = key_flags(
+        tokens=tokens,
+        vocab_size=vocab_size,
+        add_tokens=add_tokens,
+        lowercase=None if extend else lowercase,
+        strict=strict,
+        encoding=encoding,
+    )
     make_vocab(
-        load_config(config, settings or (), flags),
+        load_config(config, settings, flags),
         inputs,
         local_path(output, "--output"),
         extend=None if extend is None else model_folder(extend, "--extend"),
@@ -78,7 +78,7 @@ def make_data(
     validation: Annotated[list[str] | None, option("Hold out this input instead of a fraction.", "INPUT")] = None,
     weight: Annotated[list[str] | None, option("Use an input N times as often as others.", "INPUT=N")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "Only estimate rows, disk space and time from a sample.")] = False,
-    strict: cli.Strict = False,
+    strict: cli.Strict = None,
     encoding: cli.Encoding = None,
     lowercase: cli.Lowercase = None,
     overwrite: cli.Overwrite = False,
@@ -88,23 +88,13 @@ def make_data(
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
-    with blocked_signals():
-        from bert_pretrain.config_file import load_config
-        from bert_pretrain.make_data.run import make_data as run_make_data
-        from bert_pretrain.model.hub import model_folder
-    for setting in weight or ():
-        if "=" not in setting:
-            what, remedy = f"'{setting}' has no number", f"write --weight {setting}=3, for example"
-            raise ConfigError(what, where="--weight", remedy=remedy)
-    weights = {name: number for name, _, number in (setting.rpartition("=") for setting in weight or ())}
-    flags = {
-        "data.strict": ("--strict", strict or None),
-        "data.encoding": ("--encoding", encoding),
-        "data.validation": ("--validation", validation or None),
-        "data.input_weights": ("--weight", weights or None),
-    }
+    from bert_pretrain.config_file import load_config
+    from bert_pretrain.make_data.run import make_data as run_make_data
+    from bert_pretrain.model.hub import model_folder
+
+    flags = key_flags(strict=strict, encoding=encoding, validation=validation or None, weight=weight or None)
     run_make_data(
-        load_config(config, settings or (), flags),
+        load_config(config, settings, flags),
         inputs,
         model_folder(local_path(vocab, "--vocab"), "--vocab"),
         local_path(output, "--output"),
@@ -140,21 +130,28 @@ def train(
 
     Example: bert-pretrain train --data data --output run --config base
     """
-    flags = training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, time=time)
-    flags["train.teacher"] = ("--teacher", teacher)
-    with blocked_signals():
-        from bert_pretrain.config_file import load_config
-        from bert_pretrain.train.inputs import check_inputs
-    if made := [each for each in settings or () if each.startswith(("data.", "data=", "vocab.", "vocab="))]:
-        what, remedy = "the data is already made, so this has no effect", "set it in make-data or vocab"
-        raise ConfigError(what, where=f"--set {made[0]}", remedy=remedy)
-    loaded = load_config(config, settings or (), flags, with_phases=False)
+    from bert_pretrain.config_file import load_config
+    from bert_pretrain.train.inputs import check_inputs
+
+    for setting in settings or ():
+        if setting.startswith(("data.", "data=", "vocab.", "vocab=")):
+            what, remedy = "the data is already made, so this has no effect", "set it in make-data or vocab"
+            raise ConfigError(what, where=f"--set {setting}", remedy=remedy)
+    flags = key_flags(
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        device=device,
+        time=time,
+        teacher=teacher,
+    )
+    loaded = load_config(config, settings, flags, with_phases=False)
     run_folder = local_path(output, "--output")
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
     options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
     loaded, data_folder = check_inputs(loaded, local_path(data, "--data"), run_folder, **options, verify=verify)
-    with importing():
-        from bert_pretrain.train.run import train as run_train
+    from bert_pretrain.train.run import train as run_train  # imports torch
+
     run_train(loaded, data_folder, run_folder, **options, resume=resume, dry_run=dry_run)
 
 
@@ -185,24 +182,28 @@ def run(
 
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
-    with importing():
-        from bert_pretrain import pipeline
-        from bert_pretrain.config_file import load_config
+    from bert_pretrain import pipeline
+    from bert_pretrain.config_file import load_config
+
     folder = local_path(output, "--output")
-    flags = {
-        "inputs": ("INPUT", inputs or None),
-        "time": ("--time", time),
-        "data.encoding": ("--encoding", encoding),
-        **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
-    }
+    flags = key_flags(
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        device=device,
+        encoding=encoding,
+    )
+    if inputs:
+        flags["inputs"] = ("INPUT", inputs)
+    if time is not None:
+        flags["time"] = ("--time", time)
     is_auto = config == "auto"
-    loaded = load_config(None if is_auto else config, settings or (), flags, where="CONFIG")
+    loaded = load_config(None if is_auto else config, settings, flags, where="CONFIG")
     _check_auto(loaded, machine, is_auto=is_auto)
     if steps is not None and loaded.time is not None:
         raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
     if is_auto:
-        with blocked_signals():
-            from bert_pretrain.plan import auto  # imports torch
+        from bert_pretrain.plan import auto  # imports torch
     options: dict[str, Any] = {"settings": settings or (), "flags": flags, "machine": machine, "overwrite": overwrite}
     if dry_run and is_auto:
         auto.planned_config(loaded, folder, **options, dry_run=True)
@@ -218,7 +219,7 @@ def run(
                 workers=workers,
                 scheduler=scheduler,
                 overwrite=overwrite,
-                seconds_before=seconds_since_start(),
+                seconds_before=monotonic() - cli.STARTED,
             )
             if is_auto and (line := auto.compare(folder, model.parent)):
                 print(line)

@@ -1,22 +1,54 @@
-"""Commands for fine-tuning and prediction; the flags of `finetune` are the fields of `Settings`."""
+"""Commands for fine-tuning and prediction; most flags of `finetune` are the fields of `Settings`."""
 
-import dataclasses
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, importing, inference_config
-from bert_pretrain.cli.options import argument, option, switch
+from bert_pretrain.cli.options import argument, bert_folder, inference_config, option
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.finetune.settings import FORMATS, Settings
+from bert_pretrain.finetune.settings import FORMATS, OPTIONS_OF_TASKS, Settings, flag_of, meanings
 from bert_pretrain.io.files import local_path
 
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: from the extension.", "FORMAT", "--format")]
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
 _RATES = "Learning rate; auto: computed from the weights; with several, the best one on the validation rows is kept."
-_ANSWER = "Maximum answer length in tokens; default: the 99th percentile of the training answers."
 
 
+def _with_options_of_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `settings` of a command by an option for every setting that has no parameter."""
+    signature = inspect.signature(command)
+    types = get_type_hints(Settings)
+    panels = {name: task for task, names in OPTIONS_OF_TASKS.items() for name in names}
+    options: list[inspect.Parameter] = []
+    for name, meaning in meanings().items():
+        if name not in signature.parameters:
+            default = typer.Option(
+                getattr(Settings, name),
+                flag_of(name),
+                help=meaning,
+                rich_help_panel=panels.get(name),
+            )
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            options.append(inspect.Parameter(name, kind, default=default, annotation=types[name]))
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += options if parameter.name == "settings" else [parameter]
+
+    @functools.wraps(command)
+    def with_settings(**values: Any) -> None:
+        settings = {option.name: values.pop(option.name) for option in options}
+        command(**values, settings=settings)
+
+    with_settings.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_settings
+
+
+@_with_options_of_settings
 def finetune(
     task: Annotated[str, argument("TASK", "classify, tag or answer.")],
     model: cli.Model,
@@ -25,24 +57,8 @@ def finetune(
     validation: Annotated[list[str] | None, option("To select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[list[str] | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
-    epochs: Annotated[int | None, option("Number of epochs; default: enough for 1,000 steps, 3 to 10.")] = None,
-    batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
-    warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
-    weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = Settings.weight_decay,
-    max_length: Annotated[int | None, option("Tokens per window; default: 128, for answer 384.")] = None,
-    dropout: Annotated[float, option("Dropout of hidden states and attention.")] = Settings.dropout,
-    baselines: Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")] = False,
-    no_baseline: Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")] = False,
-    seed: Annotated[int, option("Seed for head, data order and split.")] = Settings.seed,
-    text_field: Annotated[str, option("Column of the text.", panel="classify")] = Settings.text_field,
-    pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
-    label_field: Annotated[str, option("Column of the label.", panel="classify")] = Settings.label_field,
-    regression: Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")] = False,
-    tokens_field: Annotated[str, option("Column of the words (name or number).", panel="tag")] = Settings.tokens_field,
-    tags_field: Annotated[str, option("Column of the BIO tags (name or number).", panel="tag")] = Settings.tags_field,
+    settings: Any = None,
     tag_names: Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")] = None,
-    stride: Annotated[int | None, option("Tokens shared by adjacent windows of a context.", panel="answer")] = None,
-    max_answer_length: Annotated[int | None, option(_ANSWER, panel="answer")] = None,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
     encoding: cli.Encoding = None,
@@ -57,13 +73,15 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    names = tuple(map(str.strip, tag_names.split(","))) if tag_names else ()
-    values = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
-    settings = Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
-    settings.check(task)
+    checked = Settings(
+        **settings,
+        learning_rate=() if learning_rate == "auto" else tuple(learning_rate.split(",")),  # type: ignore[arg-type]
+        tag_names=tuple(map(str.strip, tag_names.split(","))) if tag_names else (),
+    )
+    checked.check(task)
     output_folder, folder = local_path(output, "--output"), bert_folder(model)
-    with importing():
-        from bert_pretrain.finetune.run import finetune as run_finetune
+    from bert_pretrain.finetune.run import finetune as run_finetune
+
     run_finetune(
         task,
         folder,
@@ -71,7 +89,7 @@ def finetune(
         validation=_only("--validation", validation) if validation else None,
         test=_only("--test", test) if test else None,
         output=output_folder,
-        settings=settings,
+        settings=checked,
         device="cuda" if device == "gpu" else device,
         overwrite=overwrite,
         **_reader_options(file_format, columns, encoding),
@@ -100,11 +118,16 @@ def predict(
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
-    config = inference_config(device, precision)
+    config = inference_config(device=device, precision=precision)
     file, folder = local_path(output, "--output"), bert_folder(model)
-    with importing():
-        from bert_pretrain.finetune.predict import predict as run_predict
-    changes = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field}
+    from bert_pretrain.finetune.predict import predict as run_predict
+
+    changes = {
+        "text_field": text_field,
+        "pair_field": pair_field,
+        "tokens_field": tokens_field,
+        "max_length": max_length,
+    }
     run_predict(
         folder,
         input,
@@ -112,7 +135,7 @@ def predict(
         config=config.train,
         batch_tokens=batch_tokens,
         skip_empty=skip_empty,
-        changes={**changes, "max_length": max_length},
+        changes=changes,
         **_reader_options(file_format, columns, encoding),
     )
 
@@ -125,16 +148,7 @@ def _only(flag: str, values: list[str]) -> str:
     return values[0]
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    """Parse `--learning-rate`; return no rates for `auto`."""
-    try:
-        return () if text == "auto" else tuple(float(rate) for rate in text.split(","))
-    except ValueError as error:
-        remedy = "give auto, or numbers joined by commas, such as 1e-4,3e-4"
-        raise ConfigError(f"'{text}' is not a number", where="--learning-rate", remedy=remedy) from error
-
-
 def _reader_options(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
     """Return the options for reading inputs, as both commands expect them."""
-    checked = inference_config("auto", "auto", encoding=encoding).data.encoding
+    checked = inference_config(encoding=encoding).data.encoding
     return {"format": file_format, "columns": columns.split(",") if columns else (), "encoding": checked}

@@ -1,77 +1,112 @@
-"""The settings of fine-tuning.
+"""The settings of fine-tuning: the type, limits, default and meaning of each.
 
-The defaults follow the paper (section 4 and appendix A.3), except for the learning rate and the number of epochs.
+The defaults follow the paper (section 4 and appendix A.3), except for the learning rate and the number of epochs. The
+command line makes options of the fields, so pydantic is imported only to check them: `--help` would take twice as long.
 """
 
+import ast
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, first_problem
 
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # formats of files with labelled rows
-_TASK_FIELDS = {  # the settings of each task that the others do not have
+OPTIONS_OF_TASKS = {  # the settings of each task that the others do not have
     "classify": ("text_field", "pair_field", "label_field", "regression"),
     "tag": ("tokens_field", "tags_field", "tag_names"),
     "answer": ("stride", "max_answer_length"),
 }
-_RANGES = {
-    "epochs": (1, math.inf), "batch_size": (1, math.inf), "warmup_ratio": (0.0, 1.0), "weight_decay": (0.0, math.inf),
-    "dropout": (0.0, 0.9), "seed": (0, 2**32 - 1), "max_length": (16, math.inf), "stride": (0, math.inf),
-    "max_answer_length": (1, math.inf),
-}  # fmt: skip
+
+
+class Limits:
+    """The limits of a number, for pydantic: `gt`, `ge`, `lt` and `le`."""
+
+    def __init__(self, **limits: float) -> None:
+        self.limits = limits
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], Any]) -> Any:
+        return {**schema_of(kind), **self.limits}
+
+
+PositiveInt = Annotated[int, Limits(ge=1)]
+PositiveFloat = Annotated[float, Limits(gt=0)]
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of one fine-tuning run. None means that the task or the model decides."""
 
-    learning_rate: tuple[float, ...] = ()  # one trial per rate; empty: computed from the model (`model/scale.py`)
-    epochs: int | None = None  # None: computed from the number of windows
-    batch_size: int = 32
-    warmup_ratio: float = 0.1
-    weight_decay: float = 0.01
-    max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model's positions
-    dropout: float = 0.1  # of hidden states and attention; not that of the model's config.json
-    baselines: bool = False  # also fine-tune the same network without pretraining
-    no_baseline: bool = False  # skip the baseline of word counts or most frequent tags
-    seed: int = 42
+    __pydantic_config__ = {"allow_inf_nan": False}  # noqa: RUF012
+
+    learning_rate: tuple[PositiveFloat, ...] = ()
+    """One trial per rate; empty: computed from the weights."""
+    epochs: PositiveInt | None = None
+    """Number of epochs; default: enough for 1,000 steps, 3 to 10."""
+    batch_size: PositiveInt = 32
+    """Windows of text per step."""
+    warmup_ratio: Annotated[float, Limits(ge=0, le=1)] = 0.1
+    """Warm-up of the learning rate, as a share of all steps."""
+    weight_decay: Annotated[float, Limits(ge=0)] = 0.01
+    """Weight decay of matrices (not biases, LayerNorm)."""
+    max_length: Annotated[int, Limits(ge=16)] | None = None
+    """Tokens per window; default: 128, for answer 384."""
+    dropout: Annotated[float, Limits(ge=0, le=0.9)] = 0.1
+    """Dropout of hidden states and attention."""
+    baselines: bool = False
+    """Also fine-tune an untrained network of the same size."""
+    no_baseline: bool = False
+    """Skip the baseline of words alone."""
+    seed: Annotated[int, Limits(ge=0, lt=2**32)] = 42
+    """Seed for head, data order and split."""
     text_field: str = "text"
+    """Column of the text."""
     pair_field: str | None = None
+    """Column of a second text."""
     label_field: str = "label"
+    """Column of the label."""
     regression: bool = False
+    """Predict numbers instead of classes."""
     tokens_field: str = "tokens"
+    """Column of the words (name or number)."""
     tags_field: str = "tags"
-    tag_names: tuple[str, ...] = ()  # names of the tags 0, 1, …, if the input has only numbers
-    stride: int | None = None  # tokens shared by consecutive windows; None: 128, at most a third of a window
-    max_answer_length: int | None = None  # tokens; None: the 99th percentile of the training answers
+    """Column of the BIO tags (name or number)."""
+    tag_names: tuple[str, ...] = ()
+    """Names of numeric tags, from 0 on."""
+    stride: Annotated[int, Limits(ge=0)] | None = None
+    """Tokens shared by adjacent windows of a context."""
+    max_answer_length: PositiveInt | None = None
+    """Maximum answer length in tokens; default: the 99th percentile of the training answers."""
 
     def check(self, task: str) -> None:
         """Raise ConfigError if the task is unknown or a setting of another task is given."""
-        if task not in _TASK_FIELDS:
-            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(_TASK_FIELDS)}")
-        for field_task, names in _TASK_FIELDS.items():
+        if task not in OPTIONS_OF_TASKS:
+            raise ConfigError(f"unknown task '{task}'", where="TASK", remedy=f"choose {', '.join(OPTIONS_OF_TASKS)}")
+        for other, names in OPTIONS_OF_TASKS.items():
             for name in names:
-                if field_task != task and getattr(self, name) != getattr(Settings, name):
-                    what = f"{flag_of(name)} is an option of '{field_task}', but the task is '{task}'"
+                if other != task and getattr(self, name) != getattr(Settings, name):
+                    what = f"{flag_of(name)} is an option of '{other}', but the task is '{task}'"
                     raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
     def resolve(self, task: str, num_positions: int) -> "Settings":
-        """Check all ranges, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
-        for rate in self.learning_rate:
-            if not 0.0 < rate < math.inf:
-                remedy = "use auto, or numbers above 0 separated by commas"
-                raise ConfigError(f"the learning rate is {rate}", where="--learning-rate", remedy=remedy)
-        max_length = self.max_length or min(384 if task == "answer" else 128, num_positions)
-        upper = {"max_length": num_positions, "stride": max_length // 3}
-        for name, (low, high) in _RANGES.items():
-            value, high = getattr(self, name), upper.get(name, high)
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                note = f", but the model has {num_positions} positions" if name == "max_length" else ""
-                bounds = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:.10g}"
-                raise ConfigError(f"the value is {value}{note}", where=flag_of(name), remedy=f"use a number {bounds}")
-        stride = min(128, max_length // 3) if self.stride is None else self.stride
-        return dataclasses.replace(self, max_length=max_length, stride=stride)
+        """Check all limits, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            settings = TypeAdapter(Settings).validate_python(dataclasses.asdict(self))
+        except ValidationError as error:
+            where = flag_of(str(error.errors()[0]["loc"][0]))
+            raise ConfigError(first_problem(error), where=where, remedy="correct it, or leave it out") from error
+        max_length = settings.max_length or min(384 if task == "answer" else 128, num_positions)
+        _check_limit("max_length", max_length, num_positions, f"the model has {num_positions} positions")
+        longest_stride = max_length // 3
+        stride = min(128, longest_stride) if settings.stride is None else settings.stride
+        _check_limit("stride", stride, longest_stride, f"a third of the window has {longest_stride} tokens")
+        return dataclasses.replace(settings, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
         """Return a copy of the settings for each learning rate, with `epochs` set from the number of windows."""
@@ -82,6 +117,22 @@ class Settings:
         return [dataclasses.replace(self, learning_rate=rate, epochs=epochs) for rate in rates]
 
 
+def _check_limit(name: str, value: int, limit: int, reason: str) -> None:
+    if value > limit:
+        raise ConfigError(f"the value is {value}, but {reason}", where=flag_of(name), remedy=f"use at most {limit}")
+
+
 def flag_of(name: str) -> str:
     """Return the command-line option of a setting."""
     return "--" + name.replace("_", "-")
+
+
+def meanings() -> dict[str, str]:
+    """Return the docstring of each setting. Pydantic reads those of `config.py` in the same way."""
+    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+    texts: dict[str, str] = {}
+    for field, text in itertools.pairwise(classes["Settings"].body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return texts

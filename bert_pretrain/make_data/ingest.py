@@ -174,7 +174,6 @@ class _StoreWriter:
             return stack.enter_context(GrowingArray(folder / f"{name}.npy", dtype))
 
         self._encoder = _encoder(tokenizer)
-        self._unk_id = tokenizer.unk_id
         self.counts: Counter[str] = Counter()  # repairs and drops by reason
         self._ids = column("ids", tokenizer.id_dtype)
         self._sentence_offsets = column("sentence_offsets", np.int64)
@@ -209,7 +208,8 @@ class _StoreWriter:
 
     def write(self) -> None:
         """Tokenize and write the sentences added since the last call, and the ends of their documents."""
-        ids, lengths = self._encode(self._sentences)
+        ids, sentence_offsets, unknown, hashes = self._encode(self._sentences)
+        lengths = np.diff(sentence_offsets)
         self._count_repeated(self._sentences)
         # A sentence of control characters has no tokens. A document without tokens counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
@@ -217,17 +217,17 @@ class _StoreWriter:
         offsets, first_stored = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
         is_continuation = np.ones(len(offsets) - 1, dtype=bool)
         is_continuation[first_stored[:-1]] = False
-        num_unk = ragged.offsets_of(ids == self._unk_id)
         ends, parts = np.array([*self._ends, (len(lengths), 0)], dtype=np.int64).T  # the last one is the block's end
         sentences, stored = kept_before[ends], first_stored[kept_before[ends]]
-        totals = self._written[:, None] + np.stack([stored, sentences, offsets[stored], num_unk[offsets[stored]]])
+        tokens = offsets[stored]
+        totals = self._written[:, None] + np.stack([stored, sentences, tokens, np.searchsorted(unknown, tokens)])
         counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # (4, documents)
         kept = np.flatnonzero(counts[_TOKENS])
         self.counts["empty_documents"] += counts.shape[1] - len(kept)
         np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[_SENTENCES:, kept]], axis=1))
         self._documents_by_sentences.update(counts[_SENTENCES, kept].tolist())
         self._document_offsets.append(totals[_STORED, kept])
-        self._document_hashes.append(self._hashes(ids, offsets[stored[kept]]))
+        self._document_hashes.append(self._hashes(ids, unknown, hashes, tokens[kept]))
         self._ids.append(ids)
         self._sentence_offsets.append(offsets[1:] + self._written[_TOKENS])
         self._is_continuation.append(is_continuation)
@@ -235,30 +235,38 @@ class _StoreWriter:
         self._written = totals[:, -1]
         self._clear()
 
-    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of sentences, and the number of ids of each. With a segmenter, also write `continues_word`."""
+    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, ...]:
+        """Return the ids of sentences, their offsets, and the positions and hashes of [UNK], as `Encoder.encode`.
+
+        With a segmenter, also write `continues_word`.
+        """
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
-        ids, chunk_starts, offsets = self._encoder.encode_chunks(text, starts)
-        lengths = np.diff(offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))])
+        ids, sentence_offsets, chunk_starts, offsets, unknown, hashes = self._encoder.encode(text, starts)
         if self._continues_word is not None:
             continues = np.zeros(len(ids), dtype=bool)
             continues[offsets[:-1][continues_word(text, chunk_starts)]] = True
             self._continues_word.append(continues)
-        return ids, lengths
+        return ids, sentence_offsets, unknown, hashes
 
-    def _hashes(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def _hashes(self, ids: np.ndarray, unknown: np.ndarray, hashes: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the hashes of the documents that end at the token positions `ends`, (ends,) uint64.
 
-        Tokens after the last end are part of the next document's hash.
+        The id of each [UNK] is followed by the hash of its text, so that unknown words are told apart. Tokens after the
+        last end are part of the next document's hash.
         """
-        hashes = []
-        for start, end in itertools.pairwise([0, *ends.tolist()]):
-            self._hash.update(ids[start:end].data)
-            hashes.append(int.from_bytes(self._hash.digest(), "little"))
+        per_hash = hashes.itemsize // ids.itemsize
+        values = np.insert(ids, np.repeat(unknown + 1, per_hash), hashes.view(ids.dtype))
+        ends = ends + per_hash * np.searchsorted(unknown, ends)
+        digests = []
+        start = 0
+        for end in ends.tolist():
+            self._hash.update(values[start:end].data)
+            digests.append(self._hash.digest())
             self._hash = hashlib.blake2b(digest_size=8)
-        self._hash.update(ids[ends[-1] if len(ends) else 0 :].data)
-        return np.array(hashes, dtype=np.uint64)
+            start = end
+        self._hash.update(values[start:].data)
+        return np.array(digests, dtype="S8").view("<u8")
 
     def _count_repeated(self, sentences: list[str]) -> None:
         """Count sentences by their first 200 characters. To bound memory, drop the rarest when there are too many."""

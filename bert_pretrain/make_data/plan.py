@@ -28,6 +28,9 @@ from bert_pretrain.text.tokenizer import Tokenizer
 # Maximum share of held-out text. `make-data` warns above the larger of this and twice `validation_fraction`. `run auto`
 # plans no validation split if the minimum number of validation documents exceeds this share.
 MAX_HELD_OUT_SHARE = 0.1
+# Maximum number of tokens to hold out by default: 10,000 examples of 128 tokens. It is the same for all lengths, so
+# that a phase of longer examples is not evaluated on the training documents of an earlier phase.
+MAX_HELD_OUT_TOKENS = 10_000 * 128
 BUCKET_DOCUMENTS = 1 << 22  # mean number of documents in a bucket of hashes
 
 
@@ -141,14 +144,16 @@ def make_plan(
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if source.is_validation else config.dupe_factor * source.weight for source in sources)
-    num_training = int(ends[sum(not source.is_validation for source in sources) - 1])
+    num_inputs = sum(not source.is_validation for source in sources)  # for training
+    num_training = int(ends[num_inputs - 1])
     plan, left_out = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies, num_training), Counter[str]()
     if config.drop_duplicates:
         priorities = np.array([np.inf if source.is_validation else source.weight for source in sources])
         duplicates, left_out = _find_duplicates(plan, priorities)
         plan = replace(plan, left_out_file=_save(store, "duplicates", duplicates) if len(duplicates) else None)
     if is_mix(sources, config) or num_training == store.num_documents:
-        plan = replace(plan, num_held_out=_num_held_out(plan))
+        num_tokens = sum(counts["tokens"] for counts in inputs[:num_inputs])
+        plan = replace(plan, num_held_out=_num_held_out(plan, held_out_share(config, num_tokens)))
     held_out = np.sort(plan.documents_at("validation", np.arange(plan.num_documents("validation"))))
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
@@ -225,8 +230,16 @@ def min_documents(config: DataConfig) -> int:
     return 2 if config.next_sentence == "nsp" else 1
 
 
-def _num_held_out(plan: Plan) -> int:
-    """Return the number of training documents to hold out: the configured fraction, but at least two.
+def held_out_share(config: DataConfig, num_tokens: float) -> float:
+    """Return the share of the documents to hold out from training inputs with `num_tokens` tokens."""
+    share = config.validation_fraction
+    if share == DataConfig().validation_fraction:
+        share = min(share, MAX_HELD_OUT_TOKENS / num_tokens)
+    return share
+
+
+def _num_held_out(plan: Plan, share: float) -> int:
+    """Return the number of training documents for a share of them, but at least two.
 
     With fewer than `MIN_CORPUS_DOCUMENTS` documents, the minimum is what the objective needs (`min_documents`). The
     result is 0 if there are fewer than twice `min_documents`. Otherwise it is increased until enough held-out documents
@@ -234,10 +247,10 @@ def _num_held_out(plan: Plan) -> int:
     """
     config, needed = plan.config, min_documents(plan.config)
     limit = plan.num_training - needed
-    if not config.validation_fraction or limit < needed:
+    if not share or limit < needed:
         return 0
     minimum = needed if plan.num_training < MIN_CORPUS_DOCUMENTS else 2
-    num_held_out = min(max(minimum, round(config.validation_fraction * plan.num_training)), limit)
+    num_held_out = min(max(minimum, round(share * plan.num_training)), limit)
     num_missing = needed  # hold out more documents until this number of them gives examples
     for first in range(0, limit, 1024):
         numbers = plan.documents_at("train", np.arange(first, min(first + 1024, limit)))

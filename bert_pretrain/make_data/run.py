@@ -124,6 +124,7 @@ def _estimate(config: Config, text: Corpus, tokenizer: Tokenizer, workers: int) 
             )
         seconds = time.process_time() - start
         store_bytes = sum(file.stat().st_size for file in folder.glob("store/*/*/*.npy"))
+    summary.warn_of_unknown_tokens(corpus, sample.originals, tokenizer, config.data)
     is_file = all(source.boundary == "file" for source in sources)  # a copy may be the start of a document
     documents = len(text.sources) if is_file else None
     return summary.describe_estimate(config.data, sample, corpus, splits, store_bytes, seconds, workers, documents)
@@ -170,7 +171,7 @@ def _write_splits(
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     if not is_sample:
         print(summary.describe_corpus(corpus, sources, store.folder))
-    summary.warn_of_unknown_tokens(corpus, sources)
+        summary.warn_of_unknown_tokens(corpus, sources, tokenizer, config.data)
     summary.warn_of_repeated_sentences(corpus)
     with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)

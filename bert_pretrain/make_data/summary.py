@@ -9,6 +9,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 from bert_pretrain.config import DataConfig, duration_text
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, make_plan, min_documents
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, held_out_share, make_plan, min_documents
 from bert_pretrain.make_data.token_store import TokenStore
-from bert_pretrain.text.corpus import Sample
+from bert_pretrain.text.corpus import Corpus, Sample
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
@@ -200,6 +201,8 @@ def describe_estimate(
             totals[name] += counts[name] * (sample.validation_scale if source.is_validation else scale)
     train = splits["train"]
     held_out = splits.get("validation", {"rows": 0})["rows"] * sample.validation_scale
+    if config.validation_fraction and not config.validation:
+        held_out *= held_out_share(config, totals["tokens"]) / held_out_share(config, corpus["tokens"])
     shard_bytes = scale * sum(shard["bytes"] for shard in train["shards"])
     rows_per_shard = min(config.examples_per_shard, scale * train["rows"])
     shard_tokens = rows_per_shard * train["statistics"]["mean_length_tokens"]
@@ -252,16 +255,19 @@ def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
         )
 
 
-def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+def warn_of_unknown_tokens(
+    corpus: dict[str, Any], sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfig
+) -> None:
     """If inputs have a large share of [UNK], warn of the one with the largest share, and count the other ones."""
     shares = [counts["unk_tokens"] / max(1, counts["tokens"]) for counts in corpus["inputs"]]
     if (share := max(shares)) > MAX_UNK_SHARE:
         others = sum(each > MAX_UNK_SHARE for each in shares) - 1
         more = f" (and more than {MAX_UNK_SHARE:.0%} in {others:,} more inputs)" if others else ""
-        worst = sources[shares.index(share)].location
+        worst = sources[shares.index(share)]
+        hint = tokenizer.long_word_hint(Corpus((replace(worst, is_validation=False),), config).texts[:1])
         print(
-            f"warning: {share:.0%} of the tokens of {worst} are [UNK]{more}; check that the vocabulary is for this "
-            "language and casing"
+            f"warning: {share:.0%} of the tokens of {worst.location} are [UNK]{more}\n"
+            f"  hint: {hint or 'check that the vocabulary is for this language and casing'}"
         )
 
 

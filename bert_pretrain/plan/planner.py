@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bert_pretrain.config import Config, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, MAX_HELD_OUT_TOKENS
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, num_outputs, rounded
 from bert_pretrain.plan.law import Forecast
@@ -249,7 +249,8 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
         return Choice("data.validation_fraction", 0.0, why)
     affordable = _evaluated_tokens(best)
     enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
-    held_out = max(min(affordable, 0.01 * text.tokens), enough, MIN_HELD_OUT_EXAMPLES * best.length)
+    largest = min(affordable, 0.01 * text.tokens, MAX_HELD_OUT_TOKENS)
+    held_out = max(largest, enough, MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / text.tokens, (needed + 0.5) / text.documents))
     return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 6 % of the time")
 

@@ -6,6 +6,7 @@ marks and digits are normalized by `tokenizers` and tokenized here in batches; `
 chunk of up to 32 bytes is its own key in a hash table. The vocabulary counts the same chunks.
 """
 
+import hashlib
 import unicodedata
 
 import numpy as np
@@ -27,10 +28,10 @@ CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
 
 # Chunks are numbered: ASCII punctuation marks by their byte, then CJK characters, then words.
 _FIRST_CJK_NUMBER = 128
-FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
+CHARACTERS = [chr(point).encode() for point in (*range(_FIRST_CJK_NUMBER), *range(CJK_FIRST, CJK_LAST + 1))]
 
 _BATCH_WORDS = 1 << 17  # the keys of a batch fit the processor's cache
-MAX_CACHED_WORDS = 1 << 20
+MAX_CACHED_CHUNKS = 1 << 20
 MAX_CACHED_BYTES = 64 << 20  # of chunks longer than `MAX_KEY_BYTES`, such as data URIs
 
 
@@ -39,40 +40,41 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        ids = {token: index for index, token in enumerate(tokenizer.tokens)}
-        character_ids = [ids.get(character, tokenizer.unk_id) for character in characters()]
+        ids = tokenizer.backend.get_vocab()
+        character_ids = [ids.get(character.decode(), tokenizer.unk_id) for character in CHARACTERS]
         self._character_ids = np.array(character_ids, dtype=tokenizer.id_dtype)
         self._word_piece = _WordPiece(tokenizer)
         self._clear()
 
-    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenize consecutive sentences independently.
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Tokenize consecutive sentences independently, by chunks: words, punctuation marks and CJK characters.
 
         Args:
             text: valid UTF-8, (bytes,) uint8; blocks of a few megabytes are fastest.
             starts: the first byte of each sentence, ascending from 0, (sentences,).
 
-        Returns the ids (tokens,) and the offsets of the sentences (sentences + 1,).
+        Returns the ids (tokens,); the offsets of the sentences in them (sentences + 1,); the first byte of each chunk
+        (chunks,); the offsets of the chunks in the ids (chunks + 1,); the positions of [UNK] (unknown,); and hashes of
+        their chunks, normalized (unknown,) S8.
         """
-        ids, chunk_starts, offsets = self.encode_chunks(text, starts)
-        return ids, offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
-
-    def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokenize a text by chunks: words, punctuation marks and CJK characters. Words are also cut at `starts`.
-
-        Returns the ids (tokens,), the first byte of each chunk (chunks,) int64, and the offsets of the chunks' ids
-        (chunks + 1,) int64.
-        """
-        if len(text) == 0:
-            empty = np.zeros(0, dtype=np.int64)
-            return empty.astype(self._tokenizer.id_dtype), empty, ragged.offsets_of(empty)
-        if len(self._table.words) > MAX_CACHED_WORDS or self._table.num_bytes > MAX_CACHED_BYTES:
+        if len(self._table.chunks) > MAX_CACHED_CHUNKS or self._table.num_bytes > MAX_CACHED_BYTES:
             self._clear()
         chunk_starts, numbers = self._table.number(text, starts)
         self._encode_new_words()
         lengths = self._lengths[numbers]
         offsets = ragged.offsets_of(lengths)
-        return self._gather(numbers, lengths, offsets), chunk_starts, offsets
+        ids = self._gather(numbers, lengths, offsets)
+        unknown = np.flatnonzero(ids == self._tokenizer.unk_id)
+        unknown_numbers = numbers[np.searchsorted(offsets, unknown, side="right") - 1]
+        distinct, indices = np.unique(unknown_numbers, return_inverse=True)
+        hashes = np.array([self._hash(self._table.chunks[number]) for number in distinct], dtype="S8")[indices]
+        sentence_offsets = offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
+        return ids, sentence_offsets, chunk_starts, offsets, unknown, hashes
+
+    def _hash(self, chunk: bytes) -> bytes:
+        if not self._tokenizer.whole_words:
+            chunk = self._tokenizer.backend.normalizer.normalize_str(chunk.decode()).encode()
+        return hashlib.blake2b(chunk, digest_size=8).digest()
 
     def _clear(self) -> None:
         around_cjk = bool(self._tokenizer.settings["tokenize_chinese_chars"])
@@ -96,7 +98,7 @@ class Encoder:
 
     def _encode_new_words(self) -> None:
         """Compute the ids of the words of the table that have none yet."""
-        words = self._table.words[len(self._lengths) - FIRST_WORD_NUMBER :]
+        words = self._table.chunks[len(self._lengths) :]
         if not words:
             return
         normalized = self._normalized(words)
@@ -106,12 +108,11 @@ class Encoder:
         plain_ids, plain_lengths = self._word_piece.encode(list(short.values()))
         encoded = self._tokenizer.encode_texts([words[index].decode() for index in others])
         other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
-        order = np.concatenate([plain, others])
+        order = np.argsort(np.concatenate([plain, others]))
         lengths = np.concatenate([plain_lengths, np.array([len(ids) for ids in encoded], dtype=np.int64)])
-        begins = np.empty(len(words), dtype=np.int64)
-        begins[order] = len(self._ids) + ragged.offsets_of(lengths)[:-1]
-        self._begins = np.concatenate([self._begins, begins])
-        self._lengths = np.concatenate([self._lengths, lengths[np.argsort(order)].astype(np.int32)])
+        begins = len(self._ids) + ragged.offsets_of(lengths)[:-1]
+        self._begins = np.concatenate([self._begins, begins[order]])
+        self._lengths = np.concatenate([self._lengths, lengths[order].astype(np.int32)])
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
 
     def _normalized(self, words: list[bytes]) -> list[bytes | None]:
@@ -145,7 +146,7 @@ class ChunkTable:
     """Assigns numbers to distinct chunks of text. With `whole_words`, text is cut at blanks only."""
 
     def __init__(self, *, around_cjk: bool, whole_words: bool = False) -> None:
-        self.words: list[bytes] = []  # `words[i]` has number `FIRST_WORD_NUMBER + i`
+        self.chunks = list(CHARACTERS)  # by their numbers
         self._around_cjk = around_cjk and not whole_words
         self._classes = _BLANKS_ONLY if whole_words else _CLASSES
         self._short = KeyTable(1)
@@ -198,9 +199,9 @@ class ChunkTable:
         numbers[medium] = self._number_keys(self._medium, text, starts[medium], lengths[medium])
         for index in longer[~is_medium]:
             word = text[starts[index] : ends[index]].tobytes()
-            numbers[index] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
-            if numbers[index] == FIRST_WORD_NUMBER + len(self.words):
-                self.words.append(word)
+            numbers[index] = self._long.setdefault(word, len(self.chunks))
+            if numbers[index] == len(self.chunks):
+                self.chunks.append(word)
                 self.num_bytes += len(word)
         return numbers
 
@@ -209,15 +210,10 @@ class ChunkTable:
         numbers = table.find(keys)
         absent = np.flatnonzero(numbers < 0)
         if len(absent):
-            numbers[absent], new = table.insert([key[absent] for key in keys], FIRST_WORD_NUMBER + len(self.words))
+            numbers[absent], new = table.insert([key[absent] for key in keys], len(self.chunks))
             begins, ends = starts[absent[new]], starts[absent[new]] + lengths[absent[new]]
-            self.words += [text[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
+            self.chunks += [text[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
         return numbers
-
-
-def characters() -> list[str]:
-    """Return the characters with the numbers 0 to `FIRST_WORD_NUMBER - 1`."""
-    return [chr(point) for point in (*range(_FIRST_CJK_NUMBER), *range(CJK_FIRST, CJK_LAST + 1))]
 
 
 def cjk_leads(text: np.ndarray) -> np.ndarray | None:

@@ -200,13 +200,12 @@ class Tokenizer:
 
     def long_word_hint(self, texts: Iterable[str]) -> str:
         """Return a hint if most [UNK] tokens of texts are words that are too long for WordPiece, or else ""."""
-        num_unknown = num_long = 0
-        for text in () if self.whole_words else texts:
+        lengths: list[int] = []
+        for text in texts:
             encoding = self.backend.encode(text, add_special_tokens=False)
-            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                num_unknown += token == self.unk_id
-                num_long += token == self.unk_id and end - start > MAX_WORD_CHARACTERS
-        if 2 * num_long <= num_unknown:
+            pairs = zip(encoding.ids, encoding.offsets, strict=True)
+            lengths += [end - start for token, (start, end) in pairs if token == self.unk_id]
+        if self.whole_words or not lengths or np.median(lengths) <= MAX_WORD_CHARACTERS:
             return ""
         return (
             f"a word of more than {MAX_WORD_CHARACTERS} characters is always [UNK]; separate the symbols of sequences, "

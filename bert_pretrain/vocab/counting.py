@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import documents
-from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, MAX_CACHED_BYTES, ChunkTable, characters
+from bert_pretrain.text.fast_tokenizer import CHARACTERS, MAX_CACHED_BYTES, ChunkTable
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer, bert_pre_tokenizer
 
@@ -85,25 +85,24 @@ class _ChunkCounter:
     def _clear(self) -> None:
         whole_words = self._config.tokens == "words"
         self._table = ChunkTable(around_cjk=self._config.handle_chinese_chars, whole_words=whole_words)
-        self._counts = np.zeros((2, FIRST_WORD_NUMBER), dtype=np.int64)
+        self._counts = np.zeros((2, len(CHARACTERS)), dtype=np.int64)
 
     def count(self, block: list[bytes], is_held_out: bool) -> None:
         if not any(block):  # only the empty last piece of a document
             return
         text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
         _, numbers = self._table.number(text, np.zeros(1, dtype=np.int64))
-        missing = FIRST_WORD_NUMBER + len(self._table.words) - self._counts.shape[1]
+        missing = len(self._table.chunks) - self._counts.shape[1]
         self._counts = np.pad(self._counts, ((0, 0), (0, missing)))
         self._counts[int(is_held_out)] += np.bincount(numbers, minlength=self._counts.shape[1])
-        if len(self._table.words) > MAX_DISTINCT // 2 or self._table.num_bytes > MAX_CACHED_BYTES:
+        if len(self._table.chunks) > len(CHARACTERS) + MAX_DISTINCT // 2 or self._table.num_bytes > MAX_CACHED_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        chunks = [character.encode() for character in characters()] + self._table.words
         counts = Counts()
         for counter, numbers in zip((counts.training, counts.held_out), self._counts, strict=True):
             for number in np.flatnonzero(numbers).tolist():
-                counter[chunks[number]] = int(numbers[number])
+                counter[self._table.chunks[number]] = int(numbers[number])
         self._total.add(counts)
         self._clear()
 

@@ -23,7 +23,7 @@ from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES
 from bert_pretrain.vocab.counting import Counts, count_groups
 from bert_pretrain.vocab.extend import extend_vocabulary
@@ -84,7 +84,7 @@ def make_vocab(
             out.reopen()
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, metrics = _make(counts, old, config, inputs)
+        tokenizer, measured, metrics = _make(counts, old, config, inputs)
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
@@ -95,7 +95,7 @@ def make_vocab(
             "files": checksums_of(output, tokenizer.files),
         }
         out.publish(body)
-    _report(tokenizer, metrics, config.vocab)
+    _report(tokenizer, measured, metrics, config.vocab)
     if (few := few_documents(metrics["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
@@ -158,8 +158,8 @@ def count_to_file(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], 
 
 def _make(
     counts: Counts, old: Tokenizer | None, config: Config, inputs: Sequence[str]
-) -> tuple[Tokenizer, dict[str, Any]]:
-    """Train or extend a vocabulary. Return its tokenizer, and metrics of the vocabulary and the text."""
+) -> tuple[Tokenizer, Counter[str], dict[str, Any]]:
+    """Train or extend a vocabulary. Return its tokenizer, the words that measure it, and metrics for the manifest."""
     repairs_and_drops = join_reasons(counts.repairs_and_drops)
     check_texts(repairs_and_drops, counts.documents)
     if not counts.training:
@@ -171,7 +171,7 @@ def _make(
         raise InputError("the inputs contain no text", where=inputs[0], remedy="give files that contain text")
     tokenizer, details = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
     measured = held_out or words
-    return tokenizer, {
+    metrics = {
         "documents": counts.documents,
         "words": words.total(),
         "distinct_words": len(words),
@@ -183,6 +183,7 @@ def _make(
         **({} if old is None else {"before": measure(old, measured)}),
         **details,
     }
+    return tokenizer, measured, metrics
 
 
 def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict[str, Any]]:
@@ -256,7 +257,7 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, metrics: dict[str, Any], config: VocabConfig) -> None:
+def _report(tokenizer: Tokenizer, measured: Counter[str], metrics: dict[str, Any], config: VocabConfig) -> None:
     print(f"{tokenizer.vocab_size:,} tokens from {metrics['words']:,} words in {metrics['documents']:,} documents")
     for name, values in (("", metrics), ("before, ", metrics.get("before"))):
         if values:
@@ -269,7 +270,10 @@ def _report(tokenizer: Tokenizer, metrics: dict[str, Any], config: VocabConfig) 
         print(f"corpus: {line}")
     if (min_count := metrics.get("min_word_count", 1)) > config.min_frequency:
         print(f"words with a count below {min_count:,} are ignored, because counts of a large corpus are scaled down")
-    if "alphabet" in metrics and tokenizer.vocab_size < config.size:
+    share = metrics["unk_share_of_words"]
+    if share > MAX_UNK_SHARE and (hint := tokenizer.long_word_hint(measured)):
+        print(f"warning: {share:.0%} of the words are [UNK]\n  hint: {hint}")
+    elif "alphabet" in metrics and tokenizer.vocab_size < config.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.size:,}: with vocab.min_frequency "
             f"{config.min_frequency}, the vocabulary has only {tokenizer.vocab_size:,} tokens\n"

@@ -83,6 +83,6 @@ def test_finished_epochs_are_kept_when_the_disk_is_full(toy_model, tmp_path, mon
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
-    assert "larger than allowed" in message
+    assert "File too large" in message
     assert "without --overwrite, continues where it stopped" in message
     assert "continues from checkpoint-" in call(*command).stdout

@@ -10,7 +10,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.make_data import plan
+from bert_pretrain.make_data import ingest, plan
 from bert_pretrain.make_data.run import make_data
 
 from .conftest import tables
@@ -54,6 +54,19 @@ def test_duplicates_are_dropped_and_counted(tmp_path, vocab_folder, monkeypatch,
     assert [data.num_documents("train") for data in (once, more, kept)] == [40, 41, 57]
     assert sum((tokens(more, "train") - tokens(once, "train")).values()) < 40  # the one new document, twice
     assert sum(tokens(kept, "train").values()) > 1.3 * sum(tokens(more, "train").values())
+
+
+@pytest.mark.parametrize("block_characters", [1 << 22, 40])
+def test_documents_with_different_unknown_words_are_not_duplicates(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, block_characters: int
+) -> None:
+    monkeypatch.setattr(ingest, "BLOCK_CHARACTERS", block_characters)
+    unknown = ["😍", "😡", "龘", "龗", *("".join(random.Random(seed).choices("ACGT", k=150)) for seed in range(20))]
+    documents = [f"alpha {word}.\nThe list beta.\nA {word} gamma." for word in unknown]
+    (tmp_path / "unknown.txt").write_text("\n\n".join([*documents, documents[0].upper(), documents[4].lower()]))
+    data = build(tmp_path, vocab_folder, ["unknown"], NO_VALIDATION, "data.sentence_splitter=lines")
+    assert data.manifest["corpus"]["unk_share"] > 0.1
+    assert data.manifest["corpus"]["left_out"] == {"duplicate_documents": 2}
 
 
 def test_training_documents_in_the_validation_inputs_are_left_out(tmp_path: Path, vocab_folder: Path) -> None:

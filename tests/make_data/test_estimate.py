@@ -11,12 +11,13 @@ import pytest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.make_data import run
+from bert_pretrain.make_data import plan, run
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import corpus as corpora
 from bert_pretrain.text import documents, sources
 from bert_pretrain.text.corpus import Corpus, copy_start
 from bert_pretrain.text.sources import resolve
+from bert_pretrain.vocab.run import make_vocab
 from tests.text.test_documents import COMPRESS, FORMATS, write
 
 NUMBERS = {  # of the printed estimate
@@ -100,6 +101,36 @@ def test_parts_that_are_read_and_held_out_are_estimated(tmp_path, vocab_folder, 
     make_and_compare(found, config, [str(path)], vocab_folder, 0.02, 0.1)
 
 
+def test_the_default_holds_out_a_limited_number_of_tokens(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
+    shares = [plan.held_out_share(DataConfig(), tokens) * tokens for tokens in (1e6, 128e6, 1e12)]
+    assert shares == pytest.approx([1e4, 1.28e6, 1.28e6])
+    assert plan.held_out_share(DataConfig(validation_fraction=0.02), 1e12) == 0.02
+    monkeypatch.setattr(plan, "MAX_HELD_OUT_TOKENS", 1000)
+    path = write(tmp_path / "a.txt", "\n\n".join(corpus(2000)))
+    always = ["data.document_boundary=blank_line", "data.dupe_factor=1"]
+    documents_held_out = []
+    for length in (32, 64):
+        config = load_config(settings=[*always, f"data.max_seq_length={length}"])
+        found = estimated(config, [str(path)], vocab_folder, capsys)
+        data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / f"{length}", workers=1))
+        held_out = data.manifest["splits"]["validation"]
+        assert held_out["tokens"] == pytest.approx(1000, rel=0.5)
+        assert found["held_out"] == pytest.approx(held_out["rows"], rel=0.5)
+        documents_held_out.append(held_out["statistics"]["documents"])
+    assert documents_held_out == [8, 8]
+
+
+def test_words_that_are_too_long_are_named(tmp_path: Path, capsys) -> None:
+    draw = random.Random(3)
+    path = write(tmp_path / "dna.txt", "\n".join("".join(draw.choices("ACGT", k=150)) for _ in range(100)))
+    config = load_config(settings=["data.document_boundary=line", "data.next_sentence=none"])
+    vocab = make_vocab(config, [str(path)], tmp_path / "vocab", workers=1)
+    assert "100% of the words are [UNK]\n  hint: a word of more than 100 characters" in capsys.readouterr().out
+    make_data(config, [str(path)], vocab, tmp_path / "data", workers=1, dry_run=True)
+    make_data(config, [str(path)], vocab, tmp_path / "data", workers=1)
+    assert capsys.readouterr().out.count(f"{path} are [UNK]\n  hint: a word of more than 100 characters") == 2
+
+
 def test_held_out_inputs_have_a_scale_of_their_own(tmp_path, vocab_folder, capsys, monkeypatch) -> None:
     monkeypatch.setattr(run, "SAMPLE_BYTES", SAMPLE)
     train = write(tmp_path / "a.jsonl", FORMATS[".jsonl"](corpus(400)))
@@ -180,7 +211,7 @@ def test_a_dry_run_writes_nothing_and_warns_like_a_real_run(tmp_path: Path, voca
     assert list(tmp_path.iterdir()) == [path]
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     for printed in (dry, capsys.readouterr().out):
-        assert "[UNK]; check" in printed
+        assert "[UNK]\n  hint: check that the vocabulary" in printed
         assert "many documents are a single sentence" in printed
     found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)

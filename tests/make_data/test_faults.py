@@ -198,7 +198,7 @@ def test_a_full_disk_is_one_error_and_the_run_resumes_with_more_space(
     done = subprocess.run([*alone, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     code, stderr, finished, code_again, stderr_again, files = json.loads(done.stdout)
     assert code == 2, stderr
-    assert stderr.count("error: the disk is full") == 1
+    assert stderr.count("error: No space left on device") == 1
     assert "Traceback" not in stderr
     assert finished == []
     assert code_again == 0, stderr_again

@@ -84,6 +84,12 @@ def test_no_more_than_a_tenth_of_the_text_is_held_out(num_bytes: float, document
     assert round(data.validation_fraction * documents) >= (0 if documents < 10 else 2 if pairs == "nsp" else 1)
 
 
+def test_a_long_training_holds_out_no_more_than_make_data_by_default() -> None:
+    text, data = english(1e4), plan(english(1e4), 30 * 86_400.0).config.data
+    assert data.fraction == 1.0
+    assert data.validation_fraction * text.tokens == pytest.approx(10_000 * 128, rel=0.05)
+
+
 def test_a_short_training_is_evaluated_on_several_documents() -> None:
     text, config = ENGLISH, plan(seconds=120.0).config
     read = text.documents * config.data.fraction

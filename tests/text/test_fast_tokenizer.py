@@ -52,7 +52,7 @@ def encode(encoder: Encoder, sentences: list[str]) -> list[list[int]]:
     """Encode sentences together and return one list of ids per sentence."""
     encoded = [sentence.encode() for sentence in sentences]
     starts = np.cumsum([0, *(len(sentence) for sentence in encoded[:-1])])
-    ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+    ids, offsets, *_ = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
     return [ids[first:last].tolist() for first, last in itertools.pairwise(offsets)]
 
 
@@ -122,7 +122,8 @@ def test_cache_overflow_keeps_ids(data: st.DataObject) -> None:
     )
     batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_tokenizer, "MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
+        most = len(fast_tokenizer.CHARACTERS) + data.draw(st.integers(0, 4))
+        patch.setattr(fast_tokenizer, "MAX_CACHED_CHUNKS", most)
         patch.setattr(fast_tokenizer, "MAX_CACHED_BYTES", data.draw(st.integers(0, 50)))
         encoder = Encoder(OURS)
         found = [encode(encoder, batch) for batch in batches]
