@@ -183,8 +183,8 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
 def _copy_samples(config: Config, folder: Path) -> tuple[list[str], float]:
     """Copy the start of some inputs to a folder. Return the copies, and the size of the corpus relative to them."""
     sources = [source for source in resolve(config.inputs, config.data, detect=False) if not source.is_validation]
-    whole_words = config.vocab.tokens == "words"
-    sampled = [examined(each, config.data, whole_words=whole_words) for each in evenly_spaced(sources, MAX_SOURCES)]
+    sampled = evenly_spaced(sources, MAX_SOURCES)
+    sampled = examined(sampled, config.data, whole_words=config.vocab.tokens == "words")
     samples: list[str] = []
     sample_bytes, input_bytes = 0, 0.0  # of the copies, and of the parts of the sampled inputs that a run reads
     for number, source in enumerate(sampled):

@@ -78,7 +78,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     indices, represented, sizes, repeats = map(np.array, zip(*_choose(sources), strict=True))
     chosen = [sources[index] for index in indices]
     if examine:
-        chosen = [examined(source, data, whole_words=tokenizer.whole_words) for source in chosen]
+        chosen = examined(chosen, data, whole_words=tokenizer.whole_words)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bar = enumerate(progress_bar(chosen, desc="sample", unit="input"))
@@ -264,11 +264,11 @@ def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> f
 
 
 def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
-    """Return the first elements of a JSON array as JSON lines."""
+    """Return the first records of an array of objects, or of objects over several lines, as JSON lines."""
     blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
     lines: list[bytes] = []
     num_bytes = 0
-    for element, _ in readers.array_elements(blocks, ByteRange(source), max_bytes):
+    for element, _ in readers.json_values(blocks, ByteRange(source), max_bytes):
         lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
         num_bytes += len(lines[-1])
         if num_bytes > size:

@@ -72,11 +72,17 @@ def ingest(
     check_texts(corpus["repairs_and_drops"], corpus["documents"])
     check_decoded(corpus["repairs_and_drops"], corpus["tokens"], [source.location for source in sources])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
-    layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
+    layouts: dict[str, list[str]] = {}
+    for source in sources:
+        layout = f"document boundary: {source.boundary}, sentence splitter: {source.splitter}"
+        layouts.setdefault(layout, []).append(source.location)
+    described = sorted(layouts)
+    if len(layouts) > 1:
+        described = [f"{each} ({len(layouts[each]):,} inputs, such as {layouts[each][0]})" for each in described]
     print(
         f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
         f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "
-        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(sorted(layouts))}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
+        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(described)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
     )
     return corpus, TokenStore(folder, len(groups))
 

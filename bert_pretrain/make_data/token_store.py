@@ -23,7 +23,7 @@ from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 
-STORE_VERSION = 11
+STORE_VERSION = 12
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:

@@ -80,7 +80,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
 
 def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
-    chosen = [examined(source, config) for source in _sample(sources)]
+    chosen = examined(_sample(sources), config)
     scale = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sentences: list[float] = []  # number in each document
     num_bytes = num_documents = 0.0  # of the text in UTF-8, without markup and escapes

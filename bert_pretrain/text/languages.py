@@ -169,7 +169,7 @@ def starts_of_texts(sources: Sequence[Source], config: DataConfig, n: int) -> li
     sizes[sizes == 0] = sizes[sizes > 0].mean() if sizes.any() else 1.0  # unknown
     ends = np.cumsum(sizes)
     chosen = np.searchsorted(ends, (np.arange(n) + 0.5) * ends[-1] / n, side="right").tolist()
-    starts = {index: _start_of_text(examined(sources[index], config), config) for index in sorted(set(chosen))}
+    starts = {index: _start_of_text(examined([sources[index]], config)[0], config) for index in sorted(set(chosen))}
     return [starts[index] for index in chosen]
 
 
