@@ -168,8 +168,7 @@ def read_text(source: LabelledInput) -> str:
 
 def _file(source: LabelledInput, format_: str) -> Source:
     if not is_url(source.location) and not Path(source.location).is_file():
-        remedy = "check the path; write the text of a pipe to a file first"
-        raise InputError("no such file or folder", where=source.location, remedy=remedy)
+        raise InputError("no such file or folder", where=source.location, remedy="check the path; pipes are not read")
     config = DataConfig(encoding=source.encoding, sentence_splitter="lines")
     (file,) = examined([Source(source.location, format_, None, "", boundary="file")], config)
     if source.encoding == AUTO:

@@ -78,7 +78,7 @@ def ingest(
         layouts.setdefault(layout, []).append(source.location)
     described = sorted(layouts)
     if len(layouts) > 1:
-        described = [f"{each} ({len(layouts[each]):,} inputs, such as {layouts[each][0]})" for each in described]
+        described = [f"{each} ({len(layouts[each]):,} of the inputs, such as {layouts[each][0]})" for each in described]
     print(
         f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
         f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "

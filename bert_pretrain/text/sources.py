@@ -34,7 +34,6 @@ FORMATS = {
     ".parquet": "parquet",
 }  # fmt: skip
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
-_ARCHIVE = re.compile(r"\.(tar|tgz|tbz2|txz|zip|7z|rar)(\.\w+)?$")
 _WHOLE_JSON = re.compile(r"\s*(\[|\{([^\n]*[\[{,])?\s*\n)")  # not one value per line
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 MIN_CORPUS_DOCUMENTS = 20  # with fewer documents, holding out two of them would take more than 10 % of the documents
@@ -257,11 +256,9 @@ def _source(location: str, boundary: str, format_: str | None = None, split: str
     format_ = format_ or _format_of(location)
     if format_ is None:
         name = location.rsplit("/", 1)[-1]
-        what = f"the ending of '{name}' is unknown"
-        remedy = f"rename it to its format, such as {name}.txt, or NAME.txt.gz if compressed; supported: {SUPPORTED}"
-        if _ARCHIVE.search(name):
-            what, remedy = f"'{name}' is an archive", "unpack it, and name the unpacked files or their folder"
-        raise InputError(what, where=location, remedy=remedy)
+        remedy = "unpack it if it is an archive; otherwise rename it to its format, such as NAME.txt or NAME.txt.gz; "
+        remedy += f"supported: {SUPPORTED}"
+        raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
     source = Source(location, format_, boundary=boundary, split=split)
     size, version = _size_and_version(source)
     return replace(source, size=size, version=version)
@@ -350,8 +347,8 @@ def examined(
     examine = partial(_detected, config=config)
     tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
     sizes = list(map(len, tasks))
-    pool = partial(run_each, workers=workers, description="inputs", unit="input", weights=sizes)
-    parts = pool(examine, tasks) if len(tasks) > 1 else map(examine, tasks)
+    on_all_cores = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
+    parts = on_all_cores if len(tasks) > 1 else map(examine, tasks)
     detected = list(itertools.chain.from_iterable(parts))
     evidence = sum(source.evidence for source in detected)
     return [_with_layout(source, evidence, config, whole_words) for source in detected]

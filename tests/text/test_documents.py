@@ -217,7 +217,7 @@ def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypa
 
 def test_an_input_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
     for name in ("a.tar.gz", "a.zip", "a.txt.7z"):
-        assert "archive" in refusal(write(tmp_path / name, b"PK")).what
+        assert "archive" in refusal(write(tmp_path / name, b"PK")).remedy
     os.mkfifo(tmp_path / "pipe.txt")
     for location in (tmp_path / "pipe.txt", "/dev/null", "/dev/stdin", "-"):
         assert "pipe or device" in refusal(location).what
