@@ -26,7 +26,7 @@ from transformers.utils import logging
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder
 from bert_pretrain.text.languages import identifier, recognize
-from bert_pretrain.text.layout import has_one_sentence_per_line
+from bert_pretrain.text.layout import evidence_of_lines
 from bert_pretrain.text.sentences import segment
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts
@@ -95,7 +95,7 @@ def check_layouts(texts: dict[str, str]) -> bool:
     wrong: dict[str, list[str]] = {}
     for name, text in texts.items():
         for layout, sample in layouts_of(text, code_of(name)).items():
-            if has_one_sentence_per_line(sample, code_of(name)) is not (layout == "sentences"):
+            if (evidence_of_lines(sample, code_of(name)) >= 0) is not (layout == "sentences"):
                 wrong.setdefault(layout, []).append(name)
     print(f"layouts: {3 * len(texts) - sum(map(len, wrong.values()))} of {3 * len(texts)}; wrong: {wrong}")
     return sum(map(len, wrong.values())) <= 0.01 * 3 * len(texts)

@@ -18,7 +18,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.io.files import is_url
 from bert_pretrain.io.inputs import COMPRESSIONS
-from bert_pretrain.text import parquet
+from bert_pretrain.text import parquet, readers
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
 from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, named_records, read_records, repair_surrogates
@@ -111,7 +111,8 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
     """Read the rows of a table. With `text_field`, a `.txt` file is read as a table with this one column."""
     check_columns(source)
     rows: list[Example] = []
-    for number, (record, position) in enumerate(_records(source, text_field)):
+    counts: Counter[str] = Counter()
+    for number, (record, position) in enumerate(_records(source, text_field, counts)):
         if number == 0 and any(name == record[name] for name in source.columns):
             what, remedy = "the first line is a header", "remove --columns, or remove the line"
             raise InputError(what, where=str(position), remedy=remedy)
@@ -128,6 +129,7 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
             if surplus:
                 source.note("rows with extra fields, which were ignored", str(position))
             rows.append(Example(number, str(position), repair_surrogates(record)))
+    readers.check_texts(counts, len(rows))
     return rows
 
 
@@ -138,7 +140,7 @@ def check_columns(source: LabelledInput) -> None:
         raise InputError("--columns is only for CSV and TSV", where=where, remedy=remedy)
 
 
-def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
+def _records(source: LabelledInput, text_field: str | None, counts: Counter[str]) -> Iterable[Record]:
     location, kind = source.location, source.kind
     if kind == "dataset":
         splits = open_dataset(location)
@@ -167,7 +169,7 @@ def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
         remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     # CSV rows with extra fields are refused: an unquoted comma may have split many texts.
-    records = read_records(ByteRange(file), Counter(), header=source.columns, any_width=kind == "tsv")
+    records = read_records(ByteRange(file), counts, header=source.columns, any_width=kind == "tsv")
     return named_records(records, parquet.features(file)) if kind == "parquet" else records
 
 
@@ -183,9 +185,9 @@ def read_text(source: LabelledInput) -> str:
 
 def _file(source: LabelledInput, format_: str) -> Source:
     if not is_url(source.location) and not Path(source.location).is_file():
-        raise InputError("no such file or folder", where=source.location, remedy="check the path")
+        raise InputError("no such file or folder", where=source.location, remedy="check the path; pipes are not read")
     config = DataConfig(encoding=source.encoding, sentence_splitter="lines")
-    file = examined(Source(source.location, format_, None, "", boundary="file"), config)
+    (file,) = examined([Source(source.location, format_, None, "", boundary="file")], config)
     if source.encoding == AUTO:
         source.encoding = file.encoding  # an input may be opened several times: detect and print the encoding once
         if file.encoding != UTF8:

@@ -172,11 +172,17 @@ def describe(manifest: Mapping[str, Any]) -> str:
 def describe_corpus(corpus: Mapping[str, Any], sources: Sequence[Source], store: Path) -> str:
     """Return the numbers of documents, sentences and tokens, the layouts, and the place and size of the store."""
     size = sum(file.stat().st_size for file in store.rglob("*.npy"))
-    layouts = {f"document boundary: {source.boundary}, sentence splitter: {source.splitter}" for source in sources}
+    layouts: dict[str, list[str]] = {}
+    for source in sources:
+        layout = f"document boundary: {source.boundary}, sentence splitter: {source.splitter}"
+        layouts.setdefault(layout, []).append(source.location)
+    described = sorted(layouts)
+    if len(layouts) > 1:
+        described = [f"{each} ({len(layouts[each]):,} of the inputs, such as {layouts[each][0]})" for each in described]
     return (
         f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
         f"(median {corpus['median_sentences_per_document']:g} per document), {corpus['tokens']:,} tokens, "
-        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(sorted(layouts))}\ntoken store: {store} ({size / 1e6:.1f} MB)"
+        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(described)}\ntoken store: {store} ({size / 1e6:.1f} MB)"
     )
 
 

@@ -87,10 +87,11 @@ class Corpus:
         """The text at the starts of some training sources, in pieces of at most 32,768 characters."""
         config = self.config.model_copy(update={"strict": False})
         sources = self.training.sources
+        chosen = _pieces(_known_sizes(sources), MIN_PIECES)
         pieces: list[str] = []
-        for index, number in _pieces(_known_sizes(sources), MIN_PIECES).items():
+        for source, number in zip(self._examined([sources[index] for index in chosen]), chosen.values(), strict=True):
             text = ""
-            for document in documents.read(ByteRange(self._examined(sources[index]).streamed), config, Counter()):
+            for document in documents.read(ByteRange(source.streamed), config, Counter()):
                 text += f"{document.text}\n"
                 if len(text) >= number * PIECE_CHARACTERS:
                     break
@@ -98,8 +99,8 @@ class Corpus:
             pieces += [text[begin : begin + PIECE_CHARACTERS] for begin in ends]
         return pieces
 
-    def _examined(self, source: Source) -> Source:
-        return source if self.is_examined else examined(source, self.config, whole_words=self.whole_words)
+    def _examined(self, sources: list[Source]) -> list[Source]:
+        return sources if self.is_examined else examined(sources, self.config, whole_words=self.whole_words)
 
     def sample(self, folder: Path, num_bytes: int) -> "Sample":
         """Copy the starts of some sources, about `num_bytes` in UTF-8, to a folder.
@@ -116,8 +117,9 @@ class Corpus:
             num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_CHARACTERS))
             copied_bytes = read_bytes = 0.0  # of the sources whose start is copied: copied, and read by a stage
             chosen = _pieces(sizes, num_pieces)
-            for index, number in progress_bar(chosen.items(), desc="sample", unit="input", leave=False):
-                source = self._examined(group[index])
+            chosen_sources = self._examined([group[index] for index in chosen])
+            numbered = zip(chosen_sources, chosen.items(), strict=True)
+            for source, (index, number) in progress_bar(numbered, total=len(chosen), desc="sample", unit="input"):
                 format_ = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
                 path = folder / f"{len(copies)}.{format_}"
                 copy, share = copy_start(source, path, number * num_bytes // num_pieces, self.config)
@@ -228,11 +230,11 @@ def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> f
 
 
 def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
-    """Return the first elements of a JSON array as JSON lines."""
+    """Return the first records of an array of objects, or of objects over several lines, as JSON lines."""
     blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
     lines: list[bytes] = []
     num_bytes = 0
-    for element, _ in readers.array_elements(blocks, ByteRange(source), max_bytes):
+    for element, _ in readers.json_values(blocks, ByteRange(source), max_bytes):
         lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
         num_bytes += len(lines[-1])
         if num_bytes > size:

@@ -29,6 +29,7 @@ _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 MAX_WITHOUT_FIELD = 1000  # if the first 1000 records have no text field, its name is probably wrong
 NON_STRING = "records_whose_text_is_not_a_string"
 MAX_INVALID_CHARACTERS = 0.01  # per word or token
+_ROW_LIKE = "CSV fields with lines that look like rows"
 MAX_NON_STRING = 0.01  # maximum share of the records whose text is a number, list or object
 
 
@@ -92,7 +93,8 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield "\n\n".join(filter(None, texts)) if texts else None
             continue
         if not num_without:
-            first_names, first_position = list(record), str(position)
+            first_position = str(position)
+            first_names = [f"{name} ({type(value).__name__})" for name, value in record.items()]
         num_without += 1
         if num_without == MAX_WITHOUT_FIELD:
             break
@@ -127,8 +129,13 @@ def check_decoded(counts: Mapping[str, int], words: int, inputs: Sequence[str]) 
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:
-    """Raise an InputError if the text of more than `MAX_NON_STRING` of the records is not a string."""
+    """Raise an InputError if the text of more than `MAX_NON_STRING` of the records is not a string.
+
+    Warn of CSV fields with lines that look like rows, because a quote that is not closed joins rows.
+    """
     for reason, number in counts.items():
+        if reason.startswith(_ROW_LIKE):
+            print(f"warning: {number:,} {reason}\n  hint: close each quote, and double the quotes inside quoted fields")
         if reason.startswith(NON_STRING) and number > MAX_NON_STRING * (documents + number):
             what = f"the text of {number:,} of {documents + number:,} records is not a string"
             remedy = f"fix or remove them (up to {MAX_NON_STRING:.0%} are skipped), or choose another data.text_field"
@@ -152,7 +159,7 @@ def repair_surrogates(value: Any) -> Any:
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
     if part.source.format == "json":
-        texts = array_elements(text_files.text_blocks(part, counts, strict=strict), part, max_bytes)
+        texts = json_values(text_files.text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
         texts = text_files.read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
     for text, position in texts:
@@ -172,16 +179,21 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 _AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("", False)}
 
 
-def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
-    """Yield the text of each element of a JSON array with its position. `blocks` are consecutive pieces of text."""
+def json_values(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
+    """Yield each element of a JSON array, or each of several objects, with its position.
+
+    `blocks` are consecutive pieces of text.
+    """
     find_end = json.JSONDecoder(parse_int=float).raw_decode
-    rest, marks, is_element, position = "", "[", False, Position(part, "record", 1)
+    rest, marks, is_element, position = "", "[", True, Position(part, "record", 1)
+    after_element = ("", True)
     for block in itertools.chain(blocks, [""]):
         text, begin = rest + block, 0
         while (begin := _BLANKS.match(text, begin).end()) < len(text):  # type: ignore[union-attr]
             if (mark := text[begin]) in marks:
                 begin, (marks, is_element) = begin + 1, _AFTER_MARK[mark]
                 position = position._replace(in_part=position.in_part + (mark == ","))
+                after_element = (",]", False)  # an array, rather than objects only
                 continue
             if not is_element:
                 raise _not_json(f"unexpected {text[begin : begin + 20]!r} in an array", position)
@@ -194,10 +206,11 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
             if block and end == len(text):  # the next block may continue a number
                 break
             yield text[begin:end], position
-            begin, marks, is_element = end, ",]", False
+            begin, (marks, is_element) = end, after_element
+            position = position._replace(in_part=position.in_part + is_element)
         rest = text[begin:]
         text_files.check_record_size(len(rest.encode()), max_bytes, position)
-    if marks or is_element:
+    if after_element[0] and (marks or is_element):
         raise _not_json("the array has no end", position)
 
 
@@ -227,16 +240,13 @@ def _read_csv(
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
-        rest = ""  # an unfinished line
-        for block in itertools.chain(text_files.text_blocks(part, counts, strict=strict), [""]):
-            text = rest + block
-            end = text.rfind("\n") + 1 if block else len(text)
-            for line in io.StringIO(text[:end], newline="\n" if is_tsv else ""):  # "" also splits at a lone \r
-                num_bytes += len(line) if line.isascii() else len(line.encode())
-                text_files.check_record_size(num_bytes, max_bytes, position)
-                yield line.rstrip("\r\n").replace("\r", " ") if is_tsv else line
-            rest = text[end:]
-            text_files.check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
+        for line, _ in text_files.read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
+            num_bytes += len(line) if line.isascii() else len(line.encode())
+            text_files.check_record_size(num_bytes, max_bytes, position)
+            if is_tsv:
+                yield line.rstrip("\r").replace("\r", " ")
+            else:
+                yield from io.StringIO(f"{line}\n", newline="")  # "" also splits at a lone \r
 
     # Unless the dialect is strict, an unclosed quote joins all following lines.
     dialect = _TSV if is_tsv else {"strict": True, "delimiter": part.source.delimiter}
@@ -254,6 +264,9 @@ def _read_csv(
             if surplus and not any_width:  # probably a text with an unquoted delimiter
                 raise csv.Error(f"the row has {len(row)} fields, the header {len(names)}")
             if row:
+                inner = max(row, key=len).split("\n")[1:-1]
+                if len(inner) > 3 and all(line.count(reader.dialect.delimiter) == len(names) - 1 > 0 for line in inner):
+                    counts[f"{_ROW_LIKE}{FIRST}{position})"] += 1
                 record = dict(itertools.zip_longest(names, row[: len(names)]))
                 yield record | ({SURPLUS: surplus} if surplus else {}), position
             else:

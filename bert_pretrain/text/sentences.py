@@ -9,9 +9,15 @@ import re
 
 import sentencex
 
-# Sentence ends for which `sentencex` has no rules: in Khmer, in Tibetan script, and two word spaces in Ethiopic script.
-_ENDS = re.compile(r"(?<=[\u17d4\u17d5])\s*|(?<=[\u0f0d\u0f0e])\s+|(?<=\u1361\u1361)\s*")
-_END_MARKS = "\u17d4\u17d5\u0f0d\u0f0e\u1361"
+# Characters typed for a danda: a Bengali numerator, or a vertical bar after an Indic letter; colons for Ethiopic marks.
+LOOK_ALIKES = r"\u09f7|[\u0900-\u0dff] ?\||[\u1200-\u137f] ?::"
+# Sentence ends for which `sentencex` has no rules: in Khmer, in Tibetan script, two word spaces in Ethiopic script, and
+# `LOOK_ALIKES`.
+_ENDS = re.compile(
+    r"(?<=[\u17d4\u17d5\u09f7])\s*|(?<=[\u0f0d\u0f0e])\s+|(?<=\u1361\u1361)\s*"
+    r"|(?:(?<=[\u0900-\u0dff]\|)|(?<=[\u0900-\u0dff] \|)|(?<=[\u1200-\u137f]::)|(?<=[\u1200-\u137f] ::))\s+"
+)
+_END_MARKS = (*"\u17d4\u17d5\u0f0d\u0f0e\u1361\u09f7|", "::")
 _BLANK_LINES = re.compile(r"\n[ \t\r\u00a0\u3000]+(?=\n)")  # `sentencex` ends a paragraph only at an empty line
 WINDOW_CHARACTERS = 1 << 12
 # `sentencex` 1.0.32 panics at a capital letter followed by a non-ASCII blank and a dot.

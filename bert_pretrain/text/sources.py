@@ -6,9 +6,11 @@ detected in the first bytes of its text.
 
 import contextlib
 import glob
+import itertools
 import lzma
 import math
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -25,13 +27,14 @@ from bert_pretrain.io.manifest import is_output
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.layout import delimiter_of, has_one_sentence_per_line
+from bert_pretrain.text.layout import CLEARLY_LINES, CLEARLY_PARAGRAPHS, delimiter_of, evidence_of_lines
 
 FORMATS = {
     ".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv",
     ".parquet": "parquet",
 }  # fmt: skip
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
+_WHOLE_JSON = re.compile(r"\s*(\[|\{([^\n]*[\[{,])?\s*\n)")  # not one value per line
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 MIN_CORPUS_DOCUMENTS = 20  # with fewer documents, holding out two of them would take more than 10 % of the documents
 MAX_SAMPLED_SOURCES = 16  # with more sources, `data.fraction` selects complete sources instead of a part of each
@@ -48,7 +51,7 @@ class Source:
     """One input file, URL, saved dataset or dataset name."""
 
     location: str
-    format: str  # txt, jsonl, json (one array), csv, tsv, parquet, dataset, or stream (a dataset that is not built)
+    format: str  # txt, jsonl, json (array or long objects), csv, tsv, parquet, dataset, stream (a dataset not built)
     size: int | None = None  # in bytes
     version: str = ""  # changes with the content: modification time, ETag or fingerprint
     boundary: str = "auto"  # end of a document: `blank_line`, `line`, `file`, `record` or `auto` (detect it)
@@ -59,6 +62,7 @@ class Source:
     encoding: str = UTF8
     delimiter: str = ","  # of CSV
     split: str = ""  # of a dataset with several
+    evidence: float = 0.0  # that each line of text is a sentence, see `evidence_of_lines`
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -168,14 +172,7 @@ def resolve(
         print(f"changes of {', '.join(unversioned[:3])} cannot be detected: no version is known")
     if not detect:
         return sources
-    examine = partial(_all_examined, config=config, whole_words=whole_words)
-    tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
-    if len(tasks) == 1:
-        sources = examine(sources)
-    else:
-        sizes = [len(task) for task in tasks]
-        parts = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
-        sources = [source for part in parts for source in part]
+    sources = examined(sources, config, whole_words=whole_words, workers=workers)
     others = Counter(source.encoding for source in sources if source.encoding != UTF8)
     if config.encoding == AUTO and others:
         print("; ".join(f"{number} of {len(sources)} inputs in {name}" for name, number in others.items()))
@@ -241,8 +238,11 @@ def _find(item: str, config: DataConfig) -> list[Source]:
         return [_source(name, default, "dataset", split) for name, split in zip(locations, splits, strict=True)]
     elif os.path.isdir(item):
         locations = _files_below(Path(item))
-    elif os.path.isfile(item):
+    elif os.path.isfile(item) and item != "/dev/stdin":
         locations = [item]
+    elif os.path.exists(item) or item == "-":
+        remedy = "write the text to a file, such as text.txt, and name the file"
+        raise InputError("a pipe or device cannot be read several times, as inputs are", where=item, remedy=remedy)
     else:
         locations = []
         for match in sorted(glob.glob(str(Path(item)), recursive=True)):
@@ -267,7 +267,8 @@ def _source(location: str, boundary: str, format_: str | None = None, split: str
     format_ = format_ or _format_of(location)
     if format_ is None:
         name = location.rsplit("/", 1)[-1]
-        remedy = f"rename it to its format, such as {name}.txt or {name}.jsonl; supported: {SUPPORTED}"
+        remedy = "unpack it if it is an archive; otherwise rename it to its format, such as NAME.txt or NAME.txt.gz; "
+        remedy += f"supported: {SUPPORTED}"
         raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
     source = Source(location, format_, boundary=boundary, split=split)
     size, version = _size_and_version(source)
@@ -347,33 +348,59 @@ def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
     return [items[int((index + 0.5) * len(items) / n)] for index in range(n)]
 
 
-def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
-    """Detect encoding, layout and delimiter in the first bytes of a source, and return it with these settings."""
-    boundary, splitter, is_split = "record", str(config.sentence_splitter), whole_words
-    if source.format in TEXT_FORMATS:
-        sample = _sample(source)
-        source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
-        text = decode(sample, source.encoding)
-    if source.format == "txt":
-        if "\n" not in text and text.rstrip("\r").count("\r") > 1:
-            remedy = "convert it, after unpacking: tr '\\r' '\\n' < old.txt > new.txt"
-            raise InputError("its lines end in CR without LF", where=source.location, remedy=remedy)
-        boundary = source.boundary
-        if "auto" in (boundary, splitter):
-            is_split = whole_words or has_one_sentence_per_line(text, config.language)
-        if boundary == "auto":
-            boundary = "blank_line" if is_split else "file"
-    elif source.format == "jsonl" and text.lstrip().startswith("["):  # not one value per line
-        source = replace(source, format="json")
-    elif source.format == "csv":
-        source = replace(source, delimiter=delimiter_of(text))
+def examined(
+    sources: Sequence[Source], config: DataConfig, *, whole_words: bool = False, workers: int = 1
+) -> list[Source]:
+    """Detect encoding, layout and delimiter in the first bytes of sources, and return the sources with these settings.
+
+    All text files have the same layout, except those that clearly have the other one.
+    """
+    examine = partial(_detected, config=config)
+    tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
+    sizes = list(map(len, tasks))
+    on_all_cores = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
+    parts = on_all_cores if len(tasks) > 1 else map(examine, tasks)
+    detected = list(itertools.chain.from_iterable(parts))
+    evidence = sum(source.evidence for source in detected)
+    return [_with_layout(source, evidence, config, whole_words) for source in detected]
+
+
+def _detected(sources: Sequence[Source], config: DataConfig) -> list[Source]:
+    """Return sources with their encoding, JSON format and delimiter, and the evidence for their layout."""
+    return [_detected_alone(source, config) for source in sources]
+
+
+def _with_layout(source: Source, evidence: float, config: DataConfig, whole_words: bool) -> Source:
+    """Return a source with its layout, which is that of all sources with their `evidence` if its own is not clear."""
+    is_clear = not CLEARLY_PARAGRAPHS <= source.evidence <= CLEARLY_LINES
+    is_text = source.format == "txt"
+    is_split = whole_words or (is_text and (source.evidence if is_clear else evidence) >= 0)
+    boundary = source.boundary if is_text else "record"
+    if boundary == "auto":
+        boundary = "blank_line" if is_split else "file"
+    splitter = str(config.sentence_splitter)
     if splitter == "auto":
         splitter = "lines" if is_split else "sentencex"
     return replace(source, boundary=boundary, splitter=splitter)
 
 
-def _all_examined(sources: Sequence[Source], config: DataConfig, *, whole_words: bool) -> list[Source]:
-    return [examined(source, config, whole_words=whole_words) for source in sources]
+def _detected_alone(source: Source, config: DataConfig) -> Source:
+    if source.format not in TEXT_FORMATS:
+        return source
+    sample = _sample(source)
+    source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
+    text = decode(sample, source.encoding)
+    if source.format == "csv":
+        return replace(source, delimiter=delimiter_of(text))
+    if source.format == "jsonl" and _WHOLE_JSON.match(text):
+        return replace(source, format="json")
+    if source.format == "txt":
+        if "\n" not in text and text.rstrip("\r").count("\r") > 1:
+            remedy = "convert it, after unpacking: tr '\\r' '\\n' < old.txt > new.txt"
+            raise InputError("its lines end in CR without LF", where=source.location, remedy=remedy)
+        if "auto" in (source.boundary, config.sentence_splitter):
+            return replace(source, evidence=evidence_of_lines(text, config.language))
+    return source
 
 
 def few_documents(num_documents: int) -> str:
@@ -408,4 +435,7 @@ def damaged(source: Source, error: Exception) -> Exception:
     """Return the error to raise for one of `READ_ERRORS`. If the disk is full, the file is not called damaged."""
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return error
-    return InputError(f"cannot read the file: {error}", where=source.location, remedy="if it is damaged, get it again")
+    remedy = "if it is damaged, get it again"
+    if "too much memory" in str(error):
+        remedy = "zstd's window is at most 128 MiB; compress it again: zstd -dc --long=31 OLD.zst | zstd -o NEW.zst"
+    return InputError(f"cannot read the file: {error}", where=source.location, remedy=remedy)

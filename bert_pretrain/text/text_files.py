@@ -1,6 +1,5 @@
 """Reading of text files in blocks or lines, decompressed and decoded, with positions for messages."""
 
-import codecs
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def present_columns(part: ByteRange, columns: Sequence[str], table_columns: Sequ
 
 def no_field(what: str, names: Sequence[str], where: str) -> InputError:
     remedy = "name the field of the text: --set data.text_field=NAME, or NAME,NAME if inputs differ (embed and "
-    remedy += "evaluate: --text-field NAME)"
+    remedy += "evaluate: --text-field NAME); decode bytes to strings, and join lists"
     return InputError(f"{what} (it has: {', '.join(list(names)[:8])})", where=where, remedy=remedy)
 
 
@@ -115,14 +114,12 @@ def text_blocks(part: ByteRange, counts: Counter[str], *, strict: bool = True) -
     """Yield the text of a part in blocks. A block ends at a line end, or inside a line that is longer than a block."""
     num_lines, rest = 0, b""
     remaining = float("inf") if part.stop is None else part.stop - part.start
-    mark = b"" if part.start else codecs.BOM_UTF8
     with part.open() as file:
         try:
             if part.start:
                 file.seek(part.start)
             while block := file.read(int(min(BLOCK_BYTES, remaining))):
                 remaining -= len(block)
-                block, mark = block.removeprefix(mark), b""
                 end = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or last_character(block)
                 if not end:  # the block is only a part of a character
                     rest += block
@@ -146,7 +143,7 @@ def last_character(block: bytes) -> int:
 
 def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: bool) -> str:
     try:
-        return block.decode("utf-8")
+        text = block.decode("utf-8")
     except UnicodeDecodeError as error:
         encoding = position.part.source.encoding
         if strict:
@@ -157,7 +154,8 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: 
         text = block.decode("utf-8", errors="replace")
         invalid = text.count("\ufffd") - block.count("\ufffd".encode())
         counts[f"invalid_{encoding.replace('-', '')}_characters"] += invalid
-        return text
+    # Joined files have byte order marks inside. Only before very long lines, `block` may begin inside a line.
+    return text.removeprefix("\ufeff").replace("\n\ufeff", "\n")
 
 
 def read_lines(

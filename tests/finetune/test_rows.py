@@ -35,6 +35,14 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert [row.values for row in read_rows(LabelledInput(f"dataset:{tmp_path}/saved", "--train"))] == ROWS
 
 
+def test_rows_that_an_unclosed_quote_swallows_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"some text {number},pos\n" for number in range(9)]
+    path = tmp_path / "a.csv"
+    path.write_text("".join(["text,label\n", *rows[:2], '"', *rows[2:], 'the end",neg\n']))
+    read_rows(LabelledInput(str(path), "--train"))
+    assert f"(first: {path}: line 4)" in capsys.readouterr().out
+
+
 def test_a_dataset_gives_the_split_of_the_flag_and_class_names(tmp_path: Path) -> None:
     label = datasets.ClassLabel(names=["neg", "pos"])
     features = datasets.Features({"label": label, "tags": datasets.Sequence(label)})

@@ -199,6 +199,33 @@ def test_detection_is_independent_of_the_number_of_workers(tmp_path: Path, monke
         resolve([str(tmp_path)], config, workers=2)
 
 
+def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(24):
+        num_long = 2 if number else 5
+        block = "a transcript of speech\n" * num_long + "yes\n" * (8 - num_long) + "\n"
+        write(tmp_path / f"{number:02}.txt", block * 10)
+    write(tmp_path / "short.txt", "no marks\nand no blank line\nat all\n")
+    write(tmp_path / "other.txt", "One sentence. And another one.\n\n" * 30)
+    write(tmp_path / "rows.jsonl", as_jsonl(TEXTS))
+    (alone,) = resolve([str(tmp_path / "00.txt")], DataConfig())
+    assert alone.boundary == "file"
+    for tasks, workers in ((1000, 1), (5, 2)):
+        monkeypatch.setattr(sources, "SOURCES_PER_TASK", tasks)
+        found = resolve([str(tmp_path)], DataConfig(), workers=workers)
+        others = {os.path.basename(source.location): source.boundary for source in found if source.splitter != "lines"}
+        assert others == {"other.txt": "file", "rows.jsonl": "record"}
+
+
+def test_an_input_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    for name in ("a.tar.gz", "a.zip", "a.txt.7z"):
+        assert "archive" in refusal(write(tmp_path / name, b"PK")).remedy
+    os.mkfifo(tmp_path / "pipe.txt")
+    for location in (tmp_path / "pipe.txt", "/dev/null", "/dev/stdin", "-"):
+        assert "pipe or device" in refusal(location).what
+    frame = b"\x28\xb5\x2f\xfd\0\x90" + (5 << 3 | 1).to_bytes(3, "little") + b"hello"  # with a window of 256 MiB
+    assert "128 MiB" in refusal(write(tmp_path / "a.txt.zst", frame)).remedy
+
+
 @pytest.mark.parametrize("second", ["sub/../a.txt", "link.txt", "*.txt"])
 def test_an_input_given_twice_is_refused(tmp_path: Path, second: str) -> None:
     write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
@@ -212,6 +239,7 @@ HOSTILE_TXT = [
     ("blank lines with blanks", b"a.\n \t \nb.\n\r\nc.", ["a.", "b.", "c."]),
     ("many blank lines", b"\n\n\na.\n\n \n\n\n\nb.\n\n\n", ["a.", "b."]),
     ("a byte order mark", b"\xef\xbb\xbfa.\n\nb.", ["a.", "b."]),
+    ("joined files with byte order marks", b"\xef\xbb\xbfa.\n\n\xef\xbb\xbfb.\n\xef\xbb\xbf\nc.", ["a.", "b.", "c."]),
     ("a form feed ends no document", b"a.\n\x0c\nb.\n\nc.", ["a.\n\x0c\nb.", "c."]),
     ("NUL and other controls", b"a\x00b\x1bc.\n\nd.", ["a\x00b\x1bc.", "d."]),
     ("no line end at the end", "ä".encode(), ["ä"]),
@@ -314,6 +342,9 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
     ):  # fmt: skip
         pq.write_table(pa.table({"text": column}), path, row_group_size=2)
         assert read_all(path)[0] == TEXTS
+    for column, kind in ((pa.array([b"a"]), "bytes"), (pa.array([["a"]]), "list")):
+        pq.write_table(pa.table({"text": column}), path)
+        assert f"text ({kind})" in refusal(path).what
     pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), path)
     assert "none of the first 6 records has a string" in refusal(path, config=DataConfig(text_field="n")).what
     assert "not a string" in refusal(path, config=DataConfig(text_field="n", strict=True)).what

@@ -8,7 +8,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.languages import recognize
-from bert_pretrain.text.layout import has_one_sentence_per_line
+from bert_pretrain.text.layout import evidence_of_lines
 
 TEXTS = {
     "de": "Am Morgen ging der alte Müller mit seinem Hund durch den Wald und sprach über das Wetter.",
@@ -79,6 +79,11 @@ def test_unknown_language_code_is_refused(tmp_path: Path) -> None:
     assert language_of(TEXTS["en"], tmp_path, "data.language=yue") == "yue"
 
 
+@pytest.mark.parametrize("mark", ["\u0964", "\u09f7", "|", " |"])
+def test_characters_typed_for_a_danda_end_a_line(mark: str) -> None:
+    assert evidence_of_lines(f"আজ আকাশ ভালো{mark}\n" * 20, "bn") >= 0
+
+
 @pytest.mark.parametrize("language", list(TEXTS))
 def test_layouts_are_detected_in_any_script(language: str) -> None:
     sentence = TEXTS[language]
@@ -87,6 +92,6 @@ def test_layouts_are_detected_in_any_script(language: str) -> None:
         " ".join(words[number % 3 :]) if len(words) > 9 else sentence[17 * (number % 5) :] for number in range(24)
     ]
     blocks = ["\n".join(sentences[first : first + 4]) for first in range(0, 24, 4)]
-    assert has_one_sentence_per_line("\n\n".join(blocks) + "\n", language)
+    assert evidence_of_lines("\n\n".join(blocks) + "\n", language) >= 0
     wrapped = [block[first : first + 40] for block in blocks for first in range(0, len(block), 40)]
-    assert not has_one_sentence_per_line("\n".join(line.replace("\n", " ") for line in wrapped) + "\n", language)
+    assert evidence_of_lines("\n".join(line.replace("\n", " ") for line in wrapped) + "\n", language) < 0

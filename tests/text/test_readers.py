@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import MIN_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.text import text_files
-from bert_pretrain.text.readers import Record, array_elements, read_records, read_texts
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text import readers, text_files
+from bert_pretrain.text.readers import Record, json_values, read_records, read_texts
+from bert_pretrain.text.sources import Source, examined, resolve
 from bert_pretrain.text.text_files import ByteRange
 
 from .test_documents import write
@@ -144,7 +144,7 @@ JSON_VALUES = st.recursive(
 def test_elements_of_a_json_array_are_independent_of_blocks(values, size, indent, is_ascii) -> None:
     text = json.dumps(values, indent=indent, ensure_ascii=is_ascii) + "\n"
     blocks = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    found = array_elements(blocks, ByteRange(Source("a.json", "json", None, "")), MIN_RECORD_BYTES)
+    found = json_values(blocks, ByteRange(Source("a.json", "json", None, "")), MIN_RECORD_BYTES)
     assert [json.loads(element) for element, _ in found] == values
 
 
@@ -186,3 +186,28 @@ def test_csv_with_two_columns_of_one_name_is_refused_if_they_are_read(tmp_path: 
     for columns in ((), ("id",)):  # () reads all columns
         with pytest.raises(InputError, match="two columns 'id'"):
             list(read_records(ByteRange(source), Counter(), columns=columns))
+
+
+@pytest.mark.parametrize("size", [1, 5, 1 << 20])
+def test_objects_over_several_lines_are_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    rows = [{"text": "a {\n", "n": [1, {}]}, {"text": "b"}]
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
+    for number in (1, 2):
+        path = write(tmp_path / f"{number}.json", "\n".join(json.dumps(row, indent=2) for row in rows[:number]))
+        found = read(path)
+        assert [record for record, _ in found] == rows[:number]
+        assert str(found[-1][1]) == f"{path}: record {number}"
+    with pytest.raises(InputError, match="record 2"):
+        read(write(tmp_path / "3.json", json.dumps(rows[0], indent=2) + "\n{"))
+
+
+def test_rows_that_an_unclosed_quote_swallows_are_reported(tmp_path: Path, capsys) -> None:
+    lines = [f"some text {number},pos" for number in range(40)]
+    lines[19], lines[29] = f'"{lines[19]}', f'{lines[29]}"'
+    article = '"One line, and more.\nTwo lines\n\nThree, four, five.\nSix.",neg'
+    path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines, article]) + "\n")
+    counts: Counter[str] = Counter()
+    (source,) = examined([Source(str(path), "csv")], DataConfig())
+    assert len(list(read_records(ByteRange(source), counts))) == 31
+    readers.check_texts(counts, 31)
+    assert f"warning: 1 CSV fields with lines that look like rows (first: {path}: line 21)" in capsys.readouterr().out

@@ -93,6 +93,9 @@ def test_time_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.M
         ("bo", "འདི་གཅིག །  འདི་གཉིས །"),
         ("am", "ሰላም ነው፡፡ እንዴት፡ነህ።"),
         ("ti", "ሰላም፡ነው፡፡እንዴት ነህ፡፡"),
+        ("am", "ሰላም ነው:: እንዴት ነህ ::"),
+        ("bn", "আজ আকাশ ভালো ৷ আমরা বাইরে গেলাম৷"),
+        ("hi", "आज मौसम अच्छा है | हम बाहर गए|"),
     ],
 )
 def test_languages_without_sentencex_rules_are_split(language: str, text: str) -> None:
