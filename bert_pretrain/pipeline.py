@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bert_pretrain.config import LENGTHS, Config
+from bert_pretrain.config import LENGTHS, Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
@@ -19,8 +19,9 @@ from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
+from bert_pretrain.report.curves import draw_curves, pair_task_names
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import evenly_spaced, examined, resolve
 from bert_pretrain.train.inputs import check_needs, check_positions
@@ -82,7 +83,6 @@ def run_pipeline(
             make_data(phase_config, config.inputs, vocab, folder, **options, store=output / ".token-store")
         compiler.wait()
         from bert_pretrain.train.run import train  # torch takes seconds to import
-        from bert_pretrain.train.schedule import duration
 
         runs = [output / "train" / name for name in names]
         if limit is None:
@@ -248,7 +248,6 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     trainings get the time that is left.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
-    from bert_pretrain.train.schedule import duration
     from bert_pretrain.train.state import INITIAL_WEIGHTS
 
     if (run / MANIFEST).exists():  # finished, so its length must not change

@@ -13,9 +13,9 @@ from torch import nn
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
-from bert_pretrain.report.curves import perplexity
 from bert_pretrain.train import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches

@@ -26,7 +26,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import parse_json, write_text
 from bert_pretrain.io.manifest import is_in_place, moved_while_writing
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.report.curves import perplexity
+from bert_pretrain.metrics import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import too_long

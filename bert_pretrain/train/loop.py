@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bert_pretrain.config import duration
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.cuda_graph import StepGraphs
@@ -23,7 +24,6 @@ from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.schedule import duration
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
 from bert_pretrain.train.step import MicroBatchTooLarge, train_step

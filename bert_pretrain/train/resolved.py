@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
+from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import read_json, remove_temporaries
+from bert_pretrain.metrics import read_metrics
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import check_model, damage_of_model, read_config, weights_sha256
 from bert_pretrain.model.hub import model_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary, match_vocabulary
-from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint, open_checkpoint
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
-from bert_pretrain.train.schedule import Length, duration
+from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import Progress
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.

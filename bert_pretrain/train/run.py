@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, duration
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.io.manifest import exclusive
+from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
-from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.candidates import CandidateSampler
@@ -42,7 +42,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
-from bert_pretrain.train.schedule import duration, too_long
+from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
 from bert_pretrain.train.state import INITIAL_WEIGHTS, TrainState
 from bert_pretrain.train.step import LossScale

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import TrainConfig, duration
 
 WSD_DECAY_SHARE = 0.1  # share of the run in which `wsd` decays, from MiniCPM (Hu et al., 2024, section 4)
 
@@ -81,18 +81,6 @@ def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
     if schedule == "cosine":
         return 0.5 * (1.0 - math.cos(math.pi * remaining))
     return min(1.0, left / wsd_decay)
-
-
-def duration(seconds: float) -> str:
-    """Format a time as `2d 3h`, `1h 05m`, `2m 03s` or `4.5s`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours}h"
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 
 def too_long(seconds: float) -> str:
