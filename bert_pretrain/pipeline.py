@@ -248,7 +248,6 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     trainings get the time that is left.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
-    from bert_pretrain.train.state import INITIAL_WEIGHTS
 
     if (run / MANIFEST).exists():  # finished, so its length must not change
         finished = read_manifest(run, "run", "--output")["config"]["train"]
@@ -260,10 +259,7 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
         what += f"{duration(max(left, 0.0))} are left, too little to train"
         remedy = "allow more time, or use fewer inputs; 'run auto' then also needs --overwrite, for a new plan"
         raise ConfigError(what, where="the key 'time'", remedy=remedy)
-    trained = 0.0
-    if latest is not None:
-        progress = latest.record["progress"]
-        trained = progress["wall_seconds"] + progress["longest_seconds"].get(INITIAL_WEIGHTS, 0.0)
+    trained = 0.0 if latest is None else latest.record["progress"]["wall_seconds"]
     return _with_length(config, time_budget=max(shares[0] / sum(shares) * (trained + left), trained + 0.1))
 
 

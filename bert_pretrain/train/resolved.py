@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config, duration
+from bert_pretrain.config import Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
@@ -24,7 +24,6 @@ from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
 from bert_pretrain.train.schedule import Length
-from bert_pretrain.train.state import Progress
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {
@@ -77,23 +76,6 @@ class ResolvedRun:
     @property
     def samples_softmax(self) -> bool:
         return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
-
-    def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Return whether to evaluate because an eighth of the time budget ended between `before` and `now` (seconds).
-
-        False if `eval_every` is not the default, or if the `reserve` for the end of the run exceeds 2 % of the budget.
-        """
-        seconds = self.length.seconds
-        if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
-            return False
-        return int(8 * before / seconds) < int(8 * now / seconds)
-
-    def learning_rate(self, progress: Progress, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the next update, after `seconds` of the run."""
-        if self.length.steps is not None:
-            return schedule.learning_rate(self.config.train, progress.step, self.length.steps)
-        start, end = progress.warmup_start, (self.length.seconds or 0.0) - reserve
-        return schedule.learning_rate_by_clock(self.config.train, progress.step, seconds - start, end - start)
 
 
 def resolve_run(

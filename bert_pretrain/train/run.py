@@ -44,7 +44,7 @@ from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
 from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
-from bert_pretrain.train.state import INITIAL_WEIGHTS, TrainState
+from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 
 
@@ -190,8 +190,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     elif run.carried is not None:
         carry_over(state, run.carried, run.data.content_hash)
     if latest is None:  # all ranks need the same value
-        seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)
-        state.progress.longest_seconds[INITIAL_WEIGHTS] = seconds
+        state.progress.wall_seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)
     return state
 
 

@@ -54,7 +54,8 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     warmup = warmup_steps(config, end)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup
-    return config.peak_lr * _decay(config.schedule, end - step, end - warmup, max(1, round(WSD_DECAY_SHARE * end)))
+    wsd_decay = max(1, round(WSD_DECAY_SHARE * end))
+    return _decayed(config, end - step, end - warmup, wsd_decay)
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
@@ -64,23 +65,21 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     of steps.
     """
     warmup = config.warmup_ratio * end
-    # Add one mean step, so that the first rates are above 0. The first steps are assumed to take 1 % of the warm-up.
-    mean_step = seconds / step if step and seconds > 0 else warmup / 100
-    risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     if seconds < warmup:
-        return config.peak_lr * risen
-    left, total = max(end - seconds, 0.0), max(end - warmup, 1e-9)
-    return config.peak_lr * _decay(config.schedule, left, total, WSD_DECAY_SHARE * end)
+        # Add one mean step, so that the first rates are above 0. The first step is assumed to take 1 % of the warm-up.
+        mean_step = seconds / step if step and seconds > 0 else warmup / 100
+        return config.peak_lr * min(1.0, (seconds + mean_step) / warmup)
+    return _decayed(config, max(end - seconds, 0.0), max(end - warmup, 1e-9), WSD_DECAY_SHARE * end)
 
 
-def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
-    """Return the factor of `peak_lr` when `left` of the `total` steps or seconds after the warm-up remain."""
+def _decayed(config: TrainConfig, left: float, total: float, wsd_decay: float) -> float:
+    """Return the learning rate when `left` of the `total` steps or seconds after the warm-up remain."""
     remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
-    if schedule == "linear":
-        return remaining
-    if schedule == "cosine":
-        return 0.5 * (1.0 - math.cos(math.pi * remaining))
-    return min(1.0, left / wsd_decay)
+    if config.schedule == "linear":
+        return config.peak_lr * remaining
+    if config.schedule == "cosine":
+        return config.peak_lr * (0.5 * (1.0 - math.cos(math.pi * remaining)))
+    return config.peak_lr * min(1.0, left / wsd_decay)
 
 
 def too_long(seconds: float) -> str:

@@ -11,8 +11,6 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.step import LossScale, StepSums
 
-INITIAL_WEIGHTS = "initial weights"  # an activity before the training loop, which a time budget includes
-
 
 @dataclass
 class Progress:
@@ -23,7 +21,7 @@ class Progress:
     examples_before: int = 0  # examples of other data, seen before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
-    wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
+    wall_seconds: float = 0.0  # since the making of the initial weights; a time budget limits this
     warmup_start: float = 0.0  # `wall_seconds` after the first evaluation and the slow steps at the start
     longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves their sum
 
