@@ -19,7 +19,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.loss import BLOCK_ROWS, SOFTMAX_ROWS
+from bert_pretrain.train.decoder_loss import BLOCK_ROWS, SOFTMAX_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
 CPU_MICRO_BATCH_TOKENS = 4096  # more tokens, up to 16,384, are equally fast and need more memory

@@ -18,8 +18,8 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
 from bert_pretrain.train import packing
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3

@@ -25,7 +25,6 @@ from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
 from bert_pretrain.train.initial_weights import (
@@ -42,6 +41,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
 from bert_pretrain.train.state import TrainState
