@@ -25,10 +25,21 @@ from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 5_000_000  # of the first shards, which hold a random sample of the documents; rounded up to examples
 WINDOW = 4
-VECTOR_POWERS, RELATION_POWERS = (1.0, 0.5), (0.75, 0.75)  # of frequencies, for vectors and for relations
+VECTOR_POWERS = (1.0, 0.5)  # of the frequencies of context token and token, for vectors
+RELATION_POWERS = (0.75, 0.75)  # the same for relations
 VALUE_POWER = 0.5  # exponent of the singular values in word vectors
-OVERSAMPLING, ITERATIONS = 10, 3  # of the randomized SVD
-FIT_POWER, RIDGE = 0.75, 1e-3  # least squares of a relation: exponent of the frequencies in weights, regularization
+OVERSAMPLING = 10  # of the randomized SVD
+ITERATIONS = 3  # of the randomized SVD
+FIT_POWER = 0.75  # exponent of the frequencies in the weights of a relation's least squares
+RIDGE = 1e-3  # regularization of these least squares
+
+
+class Pairs(NamedTuple):
+    """Counts of the distinct token pairs at one distance."""
+
+    left: np.ndarray  # (pairs,) int64
+    right: np.ndarray  # (pairs,) int64
+    counts: np.ndarray  # (pairs,) int64
 
 
 @dataclass(frozen=True)
@@ -36,24 +47,30 @@ class Cooccurrences:
     """Counts of token pairs by distance, within segments and without special tokens."""
 
     vocab_size: int
-    pairs: list[np.ndarray]  # for distances 1, 2, …: the distinct pairs, left and right token, (2, pairs) int64
-    counts: list[np.ndarray]  # for distances 1, 2, …: the count of each pair, (pairs,) int64
+    pairs: list[Pairs]  # for distances 1, 2, …
 
     def at(self, offset: int) -> Tensor:
         """Return the counts of [context token, token] for contexts at an offset, (vocab_size, vocab_size) sparse."""
-        pairs = self.pairs[abs(offset) - 1]
-        return self._matrix(pairs if offset < 0 else pairs[::-1], self.counts[abs(offset) - 1])
+        left, right, counts = self.pairs[abs(offset) - 1]
+        contexts, tokens = (left, right) if offset < 0 else (right, left)
+        return _counts(contexts, tokens, counts, self.vocab_size)
 
     def in_window(self) -> Tensor:
         """Return the counts within `WINDOW` positions, weighted by 1 / distance, (vocab_size, vocab_size) sparse."""
-        pairs = [pairs[::order] for pairs in self.pairs[:WINDOW] for order in (1, -1)]
-        counts = [counts / distance for distance, counts in enumerate(self.counts[:WINDOW], 1) for _ in range(2)]
-        return self._matrix(np.concatenate(pairs, axis=1), np.concatenate(counts))
+        contexts = []
+        tokens = []
+        weights = []
+        for distance, (left, right, counts) in enumerate(self.pairs[:WINDOW], start=1):
+            contexts += [left, right]
+            tokens += [right, left]
+            weights += 2 * [counts / distance]
+        return _counts(np.concatenate(contexts), np.concatenate(tokens), np.concatenate(weights), self.vocab_size)
 
-    def _matrix(self, pairs: np.ndarray, values: np.ndarray) -> Tensor:
-        return _sparse(
-            torch.from_numpy(np.ascontiguousarray(pairs)), torch.from_numpy(values).float(), self.vocab_size
-        ).coalesce()
+
+def _counts(contexts: np.ndarray, tokens: np.ndarray, values: np.ndarray, size: int) -> Tensor:
+    """Return a sparse matrix, (size, size) float32, with the sum of the values of each pair."""
+    indices = torch.from_numpy(np.stack([contexts, tokens]))
+    return _sparse(indices, torch.from_numpy(values).float(), size).coalesce()
 
 
 def _sparse(indices: Tensor, values: Tensor, size: int, *, is_coalesced: bool = False) -> Tensor:
@@ -73,23 +90,28 @@ def count_cooccurrences(data: DataFolder, tokenizer: Tokenizer, max_distance: in
     is_counted = np.zeros(tokenizer.vocab_size, dtype=bool)
     is_counted[tokenizer.word_piece_ids] = True
     ids, segments = _first_tokens(data)
-    pairs, counts = [], []
+    pairs = []
     for distance in progress_bar(range(1, max_distance + 1), desc="co-occurrences", unit="distance"):
-        left, right = ids[:-distance], ids[distance:]
-        is_pair = (segments[:-distance] == segments[distance:]) & is_counted[left] & is_counted[right]
+        left = ids[:-distance]
+        right = ids[distance:]
+        in_one_segment = segments[:-distance] == segments[distance:]
+        is_pair = in_one_segment & is_counted[left] & is_counted[right]
         keys = left[is_pair] * tokenizer.vocab_size + right[is_pair]
-        distinct, count = np.unique(keys, return_counts=True)
-        pairs.append(np.stack(np.divmod(distinct, tokenizer.vocab_size)))
-        counts.append(count)
-    return Cooccurrences(tokenizer.vocab_size, pairs, counts)
+        distinct, counts = np.unique(keys, return_counts=True)
+        pairs.append(Pairs(*np.divmod(distinct, tokenizer.vocab_size), counts))
+    return Cooccurrences(tokenizer.vocab_size, pairs)
 
 
 def _first_tokens(data: DataFolder) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids in the first examples, (tokens,) int64, and the number of the segment of each."""
-    ids, segments, num_tokens, num_examples = [], [], 0, 0
+    ids = []
+    segments = []
+    num_tokens = 0
+    num_examples = 0
     for record in data.shards("train"):
         examples = read_shard(data.path, record)
-        examples = examples.take(np.flatnonzero(examples.offsets[:-1] < MAX_TOKENS - num_tokens))
+        is_first = examples.offsets[:-1] < MAX_TOKENS - num_tokens
+        examples = examples.take(np.flatnonzero(is_first))
         ids.append(examples.original_ids.astype(np.int64))
         rows = np.repeat(np.arange(len(examples)) + num_examples, examples.lengths)
         segments.append(2 * rows + examples.is_segment_b)
@@ -105,7 +127,8 @@ def mutual_information(counts: Tensor, powers: tuple[float, float]) -> Tensor:
 
     `powers` are the exponents of the frequencies of row and column tokens.
     """
-    indices, values = counts.indices(), counts.values()
+    indices = counts.indices()
+    values = counts.values()
     expected = values.sum()
     for tokens, power in zip(indices, powers, strict=True):
         smoothed = torch.bincount(tokens, values, len(counts)) ** power
@@ -139,11 +162,13 @@ def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, se
         axes, _ = torch.linalg.qr(matrix @ axes)
     projected = transposed @ axes
     squares, rotation = torch.linalg.eigh(projected.T @ projected)  # ascending squares of the singular values
-    rows = (axes @ rotation * squares.clamp_min(0.0) ** (VALUE_POWER / 2.0)).flip(1)[known, :hidden]
+    scales = squares.clamp_min(0.0) ** (VALUE_POWER / 2.0)
+    rows = (axes @ rotation * scales).flip(1)[known, :hidden]
     frequencies = frequencies / frequencies.sum().clamp_min(1.0)
+    directions = nn.functional.normalize(rows - frequencies[known] @ rows)
     basis = nn.init.orthogonal_(torch.empty(hidden, hidden), generator=generator)[: rows.shape[1]]
     vectors = torch.zeros(size, hidden)
-    vectors[known] = nn.functional.normalize(rows - frequencies[known] @ rows) @ basis * (deviation * math.sqrt(hidden))
+    vectors[known] = directions @ basis * (deviation * math.sqrt(hidden))
     return WordVectors(vectors, frequencies, known)
 
 
@@ -154,8 +179,11 @@ def relation(cooccurrences: Cooccurrences, words: WordVectors, offset: int, nois
     """
     information = _csr(mutual_information(cooccurrences.at(offset), RELATION_POWERS))
     weights = words.frequencies[:, None] ** FIT_POWER
+    vectors = words.vectors.double()
     weighted = words.vectors * weights
     products = weighted.double().T @ (information @ weighted).double()
-    gram = words.vectors.double().T @ weighted.double()  # nearly singular if there are fewer tokens than dimensions
+    gram = vectors.T @ weighted.double()  # nearly singular if there are fewer tokens than dimensions
     gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
-    return torch.linalg.solve(gram + weights.sum() * noise, torch.linalg.solve(gram, products.T).T).float()
+    context_gram = gram + weights.sum() * noise
+    solution = torch.linalg.solve(gram, products.T)
+    return torch.linalg.solve(context_gram, solution.T).float()

@@ -12,6 +12,7 @@ from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.train import cooccurrence
 from bert_pretrain.train.cooccurrence import (
     Cooccurrences,
+    Pairs,
     count_cooccurrences,
     mutual_information,
     relation,
@@ -39,7 +40,8 @@ def test_counts_are_those_of_a_slow_loop(data_folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(cooccurrence, "MAX_TOKENS", max_tokens)
     counted = count_cooccurrences(data, data.tokenizer(), 3)
     for distance, pairs in expected.items():
-        found = dict(zip(map(tuple, counted.pairs[distance - 1].T), counted.counts[distance - 1], strict=True))
+        left, right, counts = counted.pairs[distance - 1]
+        found = dict(zip(zip(left, right, strict=True), counts, strict=True))
         assert found == pairs
         left = counted.at(-distance).to_dense()
         assert torch.equal(left, counted.at(distance).to_dense().T)
@@ -63,7 +65,8 @@ def test_mutual_information_is_positive_and_from_smoothed_frequencies() -> None:
 def pairs_of(tokens: list[int], vocab_size: int) -> Cooccurrences:
     """Count the neighbors in a text."""
     counted = Counter(itertools.pairwise(tokens))
-    return Cooccurrences(vocab_size, [np.array(list(counted)).T], [np.array(list(counted.values()))])
+    left, right = np.array(list(counted)).T
+    return Cooccurrences(vocab_size, [Pairs(left, right, np.array(list(counted.values())))])
 
 
 def test_word_vectors_are_similar_for_tokens_with_similar_contexts() -> None:
