@@ -36,7 +36,12 @@ class Targets(NamedTuple):
 
 
 def decoder_loss(
-    features: Tensor, weight: Tensor, bias: Tensor, targets: Targets, *, compiled: bool = False
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Targets,
+    *,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
 
@@ -122,7 +127,12 @@ class _DecoderLoss(torch.autograd.Function):
 
 
 def _softmax(
-    logits: Tensor, bias: Tensor, targets: Targets, d_bias: Tensor, has_tail: bool, settings: _Settings
+    logits: Tensor,
+    bias: Tensor,
+    targets: Targets,
+    d_bias: Tensor,
+    has_tail: bool,
+    settings: _Settings,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the loss and the number of correct rows of parts of a block, and replace the logits by their gradient.
 
@@ -198,7 +208,12 @@ def _fused_softmax_in_place(logits: Tensor, bias: Tensor, targets: Targets, fact
 
 
 def _softmax_in_place(
-    logits: Tensor, bias: Tensor, targets: Targets, factor: float, d_bias: Tensor | None, has_tail: bool
+    logits: Tensor,
+    bias: Tensor,
+    targets: Targets,
+    factor: float,
+    d_bias: Tensor | None,
+    has_tail: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 

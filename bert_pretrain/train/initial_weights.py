@@ -199,7 +199,11 @@ def _offsets(attention: SelfAttention, layer: int) -> list[int]:
 
 
 def _rotate_heads(
-    attention: SelfAttention, offsets: list[int], frequencies: Tensor, subspace: Tensor, peak: float
+    attention: SelfAttention,
+    offsets: list[int],
+    frequencies: Tensor,
+    subspace: Tensor,
+    peak: float,
 ) -> None:
     """Add projections to the query and key matrices, so that each head attends to its offset."""
     hidden = subspace.shape[1]

@@ -54,7 +54,7 @@ def fit(
         state.progress,
         run.dist_context,
         is_start=evaluate_first,
-        num_slow_steps=num_slow_steps,
+        slow_steps_left=num_slow_steps,
     )
     state.network.train()
     with (
@@ -235,7 +235,12 @@ def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
 
 
 def _step(
-    run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, rate: float, graphs: StepGraphs | None
+    run: ResolvedRun,
+    state: TrainState,
+    batch: GlobalBatch,
+    step: int,
+    rate: float,
+    graphs: StepGraphs | None,
 ) -> None:
     train_step(
         state.network,

@@ -55,7 +55,12 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
         mlm_loss, mlm_correct = decoder_loss(features, weight, bias, Targets(batch.masked_labels), compiled=compiled)
     else:
         mlm_loss, mlm_correct = sampled_softmax_loss(
-            features, weight, bias, batch.masked_labels, batch.candidates, compiled=compiled
+            features,
+            weight,
+            bias,
+            batch.masked_labels,
+            batch.candidates,
+            compiled=compiled,
         )
     if batch.next_sentence_labels is None:
         return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))

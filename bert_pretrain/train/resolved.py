@@ -27,10 +27,22 @@ from bert_pretrain.train.schedule import Length
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {
-    "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
-    "activation_checkpointing", "log_every", "eval_every", "eval_examples", "save_every", "keep_checkpoints",
+    "micro_batch_tokens",
+    "max_steps",
+    "max_epochs",
+    "time_budget",
+    "schedule_steps",
+    "attention",
+    "device",
+    "compile",
+    "activation_checkpointing",
+    "log_every",
+    "eval_every",
+    "eval_examples",
+    "save_every",
+    "keep_checkpoints",
     "trackers",
-}  # fmt: skip
+}
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",
     "sop": "masked tokens and sentence order (logged under the next-sentence names)",
@@ -91,12 +103,14 @@ def resolve_run(
 
     The section `data` and the size of the vocabulary become those of the data.
     """
-    train, tokenizer = config.train, data.tokenizer()
+    train = config.train
+    tokenizer = data.tokenizer()
     vocab = config.vocab.model_copy(update={"size": tokenizer.vocab_size})
     config = config.model_copy(update={"vocab": vocab, "data": data.repeatable_config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
-    extension, carried = None, None
+    extension = None
+    carried = None
     if init_from is not None:
         check_model(init_from, "--init-from")
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
@@ -111,17 +125,25 @@ def resolve_run(
     precision = hardware.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(
         lambda: choose_attention(
-            train.attention, device, precision.dtype,
-            hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
+            train.attention,
+            device,
+            precision.dtype,
+            hidden_size=config.model.hidden_size,
+            num_heads=config.model.num_attention_heads,
             dropout_rate=config.model.attention_probs_dropout_prob,
             longest=None if train.compile is False else data.max_seq_length,  # compiled steps have a fixed maximum
         )
-    )  # fmt: skip
+    )
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
-        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
+        train,
+        model,
+        data.max_seq_length,
+        device,
+        precision.dtype,
+        dist_context.size,
     )
     settings = train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
     identity = {
@@ -134,10 +156,26 @@ def resolve_run(
         "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
     }
     return ResolvedRun(
-        config, data, tokenizer, output, init_from, teacher, length, device, precision, attention, attention_reason,
-        compiled, compiled_reason, dist_context, model.num_parameters,
-        dist_context.minimum(tokens), identity, extension, carried,
-    )  # fmt: skip
+        config=config,
+        data=data,
+        tokenizer=tokenizer,
+        output=output,
+        init_from=init_from,
+        teacher=teacher,
+        length=length,
+        device=device,
+        precision=precision,
+        attention=attention,
+        attention_reason=attention_reason,
+        compiled=compiled,
+        compiled_reason=compiled_reason,
+        dist_context=dist_context,
+        num_parameters=model.num_parameters,
+        micro_batch_tokens=dist_context.minimum(tokens),
+        identity=identity,
+        extension=extension,
+        carried=carried,
+    )
 
 
 def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
@@ -160,41 +198,59 @@ def _carried_checkpoint(config: Config, init_from: Path, length: Length, extensi
 
 def describe(run: ResolvedRun) -> str:
     """Return the settings of a run as text, including every derived value."""
-    config, data, size = run.config, run.data, run.dist_context.size
-    mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
+    data = run.data
+    train = run.config.train
+    mean_tokens = data.mean_tokens("train")
+    held_out = data.rows("validation")
     evaluated = f"{held_out:,} held out" if held_out else "no validation split, so no evaluation"
-    return "\n".join((
+    batch_tokens = train.global_batch_size * mean_tokens
+    lines = [
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
         f"model      {run.num_parameters:,} parameters",
         f"device     {hardware.describe_device(run.device)}",
-        *([f"processes  {size}"] if size > 1 else []),
+    ]
+    if run.dist_context.size > 1:
+        lines.append(f"processes  {run.dist_context.size}")
+    lines += [
         f"precision  {run.precision.name} ({run.precision.reason})",
         f"attention  {run.attention} ({run.attention_reason})",
         f"compiled   {'yes' if run.compiled else 'no'} ({run.compiled_reason})",
-        *([f"softmax    {config.train.softmax_candidates:,} candidates"] if run.samples_softmax else []),
-        f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
+    ]
+    if run.samples_softmax:
+        lines.append(f"softmax    {train.softmax_candidates:,} candidates")
+    lines += [
+        f"optimizer  {train.optimizer}, peak learning rate {train.peak_lr:g}",
         f"length     {_describe_length(run)}",
-        f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "
+        f"batch      {train.global_batch_size} examples, about {batch_tokens:,.0f} tokens, "
         f"in micro-batches of at most {run.micro_batch_tokens:,} tokens",
-    ))  # fmt: skip
+    ]
+    return "\n".join(lines)
 
 
 def _describe_length(run: ResolvedRun) -> str:
-    train, length, steps_done = run.config.train, run.length, 0 if run.carried is None else run.carried.step
-    if length.steps is None:
-        return f"{length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    spanned = schedule.schedule_steps(train, length.steps)
-    return (
-        f"{length}{f', {steps_done:,} of them done before' if steps_done else ''}, "
-        f"{(length.steps - steps_done) * train.global_batch_size / run.data.rows('train'):.2f} epochs, "
-        f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
-        + (f" over {spanned:,} steps" if spanned > length.steps else "")
-    )
+    train = run.config.train
+    if run.length.steps is None:
+        return f"{run.length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
+    steps_done = 0 if run.carried is None else run.carried.step
+    epochs = (run.length.steps - steps_done) * train.global_batch_size / run.data.rows("train")
+    spanned = schedule.schedule_steps(train, run.length.steps)
+    text = str(run.length)
+    if steps_done:
+        text += f", {steps_done:,} of them done before"
+    text += f", {epochs:.2f} epochs, {schedule.warmup_steps(train, spanned):,} steps of warm-up"
+    text += f", schedule {train.schedule}"
+    if spanned > run.length.steps:
+        text += f" over {spanned:,} steps"
+    return text
 
 
 def find_progress(
-    run: ResolvedRun, progress: manifest.Progress, *, resume: bool, changes: bool
+    run: ResolvedRun,
+    progress: manifest.Progress,
+    *,
+    resume: bool,
+    changes: bool,
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether a run is finished and, if not, its newest checkpoint. Write files only with `changes`."""
     folder, length = run.output / "checkpoints", run.length

@@ -45,7 +45,8 @@ class CandidateSampler:
         """
         first = rng.stream(self._seed, "candidates", step=step).uniform(1e-6, 1 - 1e-6)  # margins for rounding errors
         token_ids = np.searchsorted(self._bounds, first + np.arange(self._number))
-        return Candidates(torch.from_numpy(token_ids), torch.from_numpy(self._log_probabilities[token_ids]))
+        log_probabilities = self._log_probabilities[token_ids]
+        return Candidates(torch.from_numpy(token_ids), torch.from_numpy(log_probabilities))
 
 
 def inclusion_probabilities(weights: np.ndarray, number: int) -> np.ndarray:
@@ -57,14 +58,22 @@ def inclusion_probabilities(weights: np.ndarray, number: int) -> np.ndarray:
     descending = weights[order].astype(np.float64)
     remaining = np.cumsum(descending[::-1])[::-1]  # the sum of each weight and all smaller ones
     # The first token with a probability of at most 1 if all before it are certain. Later tokens have smaller ones.
-    num_certain = int(np.argmax((number - np.arange(len(order))) * descending <= remaining))
+    num_left = number - np.arange(len(order))
+    num_certain = int(np.argmax(num_left * descending <= remaining))
+    factor = num_left[num_certain] / remaining[num_certain]
     probabilities = np.ones(len(order))
-    probabilities[order[num_certain:]] = (number - num_certain) / remaining[num_certain] * descending[num_certain:]
+    probabilities[order[num_certain:]] = factor * descending[num_certain:]
     return probabilities
 
 
 def sampled_softmax_loss(
-    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, candidates: Candidates, *, compiled: bool = False
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    candidates: Candidates,
+    *,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return estimates of the summed cross-entropy over the vocabulary, and of the number of correct predictions.
 
