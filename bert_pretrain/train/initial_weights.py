@@ -15,11 +15,21 @@ that scale lengths by GAIN, as an `initializer_range` of 0.02 does at a width of
 Co-occurrences: word embeddings, positional heads and the layer before the decoder are set so that the logit of a token
 at a masked position is about the sum of its pointwise mutual information with each neighbor. With `mlm_bias: unigram`,
 its log frequency is added, as in a naive Bayes model. Counting takes seconds, and training need not learn these
-statistics. `cooccurrence.py` computes vectors and relations.
+statistics.
+
+The pointwise mutual information of a context token and a token is the logarithm of how much more often they occur
+together than independent tokens would. Only positive values are kept, and frequencies have exponents below 1, so that
+rare tokens count less (Levy, Goldberg and Dagan, 2015). Word vectors are from a randomized SVD (Halko, Martinsson and
+Tropp, 2011) of the matrix of all pairs within `WINDOW` positions, weighted by 1 / distance. A relation is a matrix for
+one offset, such that the product of context vector, relation and word vector approximates the pointwise mutual
+information at this offset.
 """
 
 import math
 import re
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +38,9 @@ from torch import Tensor, nn
 from bert_pretrain import rng
 from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.bert import BertForPreTraining, SelfAttention
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.cooccurrence import WINDOW, WordVectors, count_cooccurrences, relation, word_vectors
 
 _WORDS = "embeddings.word_embeddings.weight"
 _OUTPUT_BIAS = "mlm_head.bias"
@@ -42,6 +52,15 @@ MIN_POSITIONAL_HEADS = 4  # networks with fewer heads per layer have positional 
 OUTPUT_RATIOS = (2.1, 1.0)  # length of the output of attention relative to a word vector, in the first and other layers
 LATER_PEAK = 2.25  # factor of PEAK in layers after the first, where position is a smaller part of the input
 DECODER_SCALE = 2.0  # scale of the decoder's input
+MAX_TOKENS = 5_000_000  # of the first shards, which hold a random sample of the documents; rounded up to examples
+WINDOW = 4
+VECTOR_POWERS = (1.0, 0.5)  # of the frequencies of context token and token, for vectors
+RELATION_POWERS = (0.75, 0.75)  # the same for relations
+VALUE_POWER = 0.5  # exponent of the singular values in word vectors
+OVERSAMPLING = 10  # of the randomized SVD
+ITERATIONS = 3  # of the randomized SVD
+FIT_POWER = 0.75  # exponent of the frequencies in the weights of a relation's least squares
+RIDGE = 1e-3  # regularization of these least squares
 
 
 @torch.no_grad()
@@ -154,7 +173,9 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
     return len(words.known)
 
 
-def _set_value_and_output(attention: SelfAttention, relations: list[Tensor], words: WordVectors, ratio: float) -> None:
+def _set_value_and_output(
+    attention: SelfAttention, relations: list[Tensor], words: "WordVectors", ratio: float
+) -> None:
     """Set value and output projections, so that each head applies the best low-rank approximation of its relation.
 
     The root of the sum of squares of the heads' outputs becomes about `ratio` times the length of a word vector. If
@@ -236,3 +257,158 @@ def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
     never_masked = [tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]
     counts[never_masked] = UNSEEN_COUNT
     return torch.from_numpy(np.log(counts / counts.sum())).float()
+
+
+class Pairs(NamedTuple):
+    """Counts of the distinct token pairs at one distance."""
+
+    left: np.ndarray  # (pairs,) int64
+    right: np.ndarray  # (pairs,) int64
+    counts: np.ndarray  # (pairs,) int64
+
+
+@dataclass(frozen=True)
+class Cooccurrences:
+    """Counts of token pairs by distance, within segments and without special tokens."""
+
+    vocab_size: int
+    pairs: list[Pairs]  # for distances 1, 2, …
+
+    def at(self, offset: int) -> Tensor:
+        """Return the counts of [context token, token] for contexts at an offset, (vocab_size, vocab_size) sparse."""
+        left, right, counts = self.pairs[abs(offset) - 1]
+        contexts, tokens = (left, right) if offset < 0 else (right, left)
+        return _counts(contexts, tokens, counts, self.vocab_size)
+
+    def in_window(self) -> Tensor:
+        """Return the counts within `WINDOW` positions, weighted by 1 / distance, (vocab_size, vocab_size) sparse."""
+        contexts = []
+        tokens = []
+        weights = []
+        for distance, (left, right, counts) in enumerate(self.pairs[:WINDOW], start=1):
+            contexts += [left, right]
+            tokens += [right, left]
+            weights += 2 * [counts / distance]
+        return _counts(np.concatenate(contexts), np.concatenate(tokens), np.concatenate(weights), self.vocab_size)
+
+
+def _counts(contexts: np.ndarray, tokens: np.ndarray, values: np.ndarray, size: int) -> Tensor:
+    """Return a sparse matrix, (size, size) float32, with the sum of the values of each pair."""
+    indices = torch.from_numpy(np.stack([contexts, tokens]))
+    return _sparse(indices, torch.from_numpy(values).float(), size).coalesce()
+
+
+def _sparse(indices: Tensor, values: Tensor, size: int, *, is_coalesced: bool = False) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, (size, size), is_coalesced=is_coalesced, check_invariants=False)
+
+
+class WordVectors(NamedTuple):
+    """Vectors of tokens that have counts. The rows of other tokens are zero."""
+
+    vectors: Tensor  # (vocab_size, hidden)
+    frequencies: Tensor  # (vocab_size,): sums to one
+    known: Tensor  # (known,) int64: tokens that have a vector
+
+
+def count_cooccurrences(data: DataFolder, tokenizer: Tokenizer, max_distance: int) -> Cooccurrences:
+    """Count the pairs at distances up to `max_distance` in the first tokens of the training split."""
+    is_counted = np.zeros(tokenizer.vocab_size, dtype=bool)
+    is_counted[tokenizer.word_piece_ids] = True
+    ids, segments = _first_tokens(data)
+    pairs = []
+    for distance in progress_bar(range(1, max_distance + 1), desc="co-occurrences", unit="distance"):
+        left = ids[:-distance]
+        right = ids[distance:]
+        in_one_segment = segments[:-distance] == segments[distance:]
+        is_pair = in_one_segment & is_counted[left] & is_counted[right]
+        keys = left[is_pair] * tokenizer.vocab_size + right[is_pair]
+        distinct, counts = np.unique(keys, return_counts=True)
+        pairs.append(Pairs(*np.divmod(distinct, tokenizer.vocab_size), counts))
+    return Cooccurrences(tokenizer.vocab_size, pairs)
+
+
+def _first_tokens(data: DataFolder) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids in the first examples, (tokens,) int64, and the number of the segment of each."""
+    ids = []
+    segments = []
+    num_tokens = 0
+    num_examples = 0
+    for record in data.shards("train"):
+        examples = read_shard(data.path, record)
+        is_first = examples.offsets[:-1] < MAX_TOKENS - num_tokens
+        examples = examples.take(np.flatnonzero(is_first))
+        ids.append(examples.original_ids.astype(np.int64))
+        rows = np.repeat(np.arange(len(examples)) + num_examples, examples.lengths)
+        segments.append(2 * rows + examples.is_segment_b)
+        num_tokens += len(rows)
+        num_examples += len(examples)
+        if num_tokens >= MAX_TOKENS:
+            break
+    return np.concatenate(ids), np.concatenate(segments)
+
+
+def mutual_information(counts: Tensor, powers: tuple[float, float]) -> Tensor:
+    """Return the positive pointwise mutual information of sparse counts, (vocab_size, vocab_size), as a sparse matrix.
+
+    `powers` are the exponents of the frequencies of row and column tokens.
+    """
+    indices = counts.indices()
+    values = counts.values()
+    expected = values.sum()
+    for tokens, power in zip(indices, powers, strict=True):
+        smoothed = torch.bincount(tokens, values, len(counts)) ** power
+        expected = expected * (smoothed / smoothed.sum())[tokens]
+    information = (values / expected).log()
+    kept = information > 0
+    return _sparse(indices[:, kept], information[kept], len(counts), is_coalesced=True)
+
+
+def _csr(matrix: Tensor) -> Tensor:
+    """Convert a sparse matrix to compressed rows. Products with these use all threads."""
+    with warnings.catch_warnings(action="ignore"):  # torch calls the layout a beta feature
+        return matrix.to_sparse_csr()
+
+
+def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, seed: int) -> WordVectors:
+    """Return vectors of equal length with root mean square `deviation`, in a random basis.
+
+    The result is equal for equal arguments and numbers of threads.
+    """
+    size = cooccurrences.vocab_size
+    counts = cooccurrences.in_window()
+    frequencies = torch.bincount(counts.indices()[0], counts.values(), size)
+    known = frequencies.nonzero().squeeze(1)
+    matrix = _csr(mutual_information(counts, VECTOR_POWERS))
+    transposed = _csr(mutual_information(counts, VECTOR_POWERS[::-1]))  # the counts are symmetric
+    generator = torch.Generator().manual_seed(rng.torch_seed(seed, "word vectors"))
+    axes = torch.randn(size, min(hidden + OVERSAMPLING, size), generator=generator)
+    for _ in range(ITERATIONS):
+        axes, _ = torch.linalg.qr(transposed @ axes)
+        axes, _ = torch.linalg.qr(matrix @ axes)
+    projected = transposed @ axes
+    squares, rotation = torch.linalg.eigh(projected.T @ projected)  # ascending squares of the singular values
+    scales = squares.clamp_min(0.0) ** (VALUE_POWER / 2.0)
+    rows = (axes @ rotation * scales).flip(1)[known, :hidden]
+    frequencies = frequencies / frequencies.sum().clamp_min(1.0)
+    directions = nn.functional.normalize(rows - frequencies[known] @ rows)
+    basis = nn.init.orthogonal_(torch.empty(hidden, hidden), generator=generator)[: rows.shape[1]]
+    vectors = torch.zeros(size, hidden)
+    vectors[known] = directions @ basis * (deviation * math.sqrt(hidden))
+    return WordVectors(vectors, frequencies, known)
+
+
+def relation(cooccurrences: Cooccurrences, words: WordVectors, offset: int, noise: Tensor) -> Tensor:
+    """Return the relation of contexts at an offset, (hidden, hidden), by weighted least squares.
+
+    The context vectors have additional noise, such as position embeddings, with the covariance `noise`.
+    """
+    information = _csr(mutual_information(cooccurrences.at(offset), RELATION_POWERS))
+    weights = words.frequencies[:, None] ** FIT_POWER
+    vectors = words.vectors.double()
+    weighted = words.vectors * weights
+    products = weighted.double().T @ (information @ weighted).double()
+    gram = vectors.T @ weighted.double()  # nearly singular if there are fewer tokens than dimensions
+    gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
+    context_gram = gram + weights.sum() * noise
+    solution = torch.linalg.solve(gram, products.T)
+    return torch.linalg.solve(context_gram, solution.T).float()

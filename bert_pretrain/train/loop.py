@@ -14,12 +14,12 @@ import torch
 from bert_pretrain.config import duration
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train.checkpoint import CheckpointWriter
-from bert_pretrain.train.clock import RunClock
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import RunClock
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import MicroBatchTooLarge, train_step

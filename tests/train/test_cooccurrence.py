@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.train import cooccurrence
-from bert_pretrain.train.cooccurrence import (
+from bert_pretrain.train import initial_weights
+from bert_pretrain.train.initial_weights import (
     Cooccurrences,
     Pairs,
     count_cooccurrences,
@@ -37,7 +37,7 @@ def test_counts_are_those_of_a_slow_loop(data_folder: Path, monkeypatch: pytest.
                     found = zip(segment, segment[distance:], strict=False)
                     pairs.update(pair for pair in found if min(pair) >= FIRST_WORD)
     assert num_left < 0
-    monkeypatch.setattr(cooccurrence, "MAX_TOKENS", max_tokens)
+    monkeypatch.setattr(initial_weights, "MAX_TOKENS", max_tokens)
     counted = count_cooccurrences(data, data.tokenizer(), 3)
     for distance, pairs in expected.items():
         left, right, counts = counted.pairs[distance - 1]
@@ -110,7 +110,7 @@ def test_relation_of_few_tokens_is_in_the_span_of_their_vectors() -> None:
 
 
 def test_text_without_pairs_gives_no_vectors(new_data_folder: NewData, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "MAX_TOKENS", 0)
+    monkeypatch.setattr(initial_weights, "MAX_TOKENS", 0)
     data = DataFolder.open(new_data_folder())
     cooccurrences = count_cooccurrences(data, data.tokenizer(), 4)
     words = word_vectors(cooccurrences, 16, 0.02, seed=1)
