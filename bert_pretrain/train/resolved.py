@@ -115,46 +115,17 @@ def resolve_run(
         check_model(init_from, "--init-from")
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
-    teacher = None if train.teacher is None else model_folder(train.teacher, TEACHER)
-    if teacher is not None:
-        check_model(teacher, TEACHER)
-        check_same_vocabulary(teacher, tokenizer, TEACHER)
-        check_rows(teacher, read_config(teacher, TEACHER)[1], tokenizer, TEACHER)
+    teacher = _checked_teacher(train.teacher, tokenizer)
     device = hardware.choose_device(train.device, dist_context.local_rank)
     hardware.configure_cpu(device)
     precision = hardware.choose_precision(train.precision, device)
-    attention, attention_reason = dist_context.run_on_main(
-        lambda: choose_attention(
-            train.attention,
-            device,
-            precision.dtype,
-            hidden_size=config.model.hidden_size,
-            num_heads=config.model.num_attention_heads,
-            dropout_rate=config.model.attention_probs_dropout_prob,
-            longest=None if train.compile is False else data.max_seq_length,  # compiled steps have a fixed maximum
-        )
-    )
+    attention, attention_reason = dist_context.run_on_main(lambda: _attention(config, data, device, precision))
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
-        train,
-        model,
-        data.max_seq_length,
-        device,
-        precision.dtype,
-        dist_context.size,
+        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
     )
-    settings = train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
-    identity = {
-        "model": config.model.model_dump(mode="json"),
-        "train": {**settings, "precision": precision.name},
-        "data": data.content_hash,
-        "tokenizer": tokenizer.hash,
-        "init_from": weights_sha256(init_from, "--init-from") if init_from else None,
-        "carry_optimizer": carry_optimizer,
-        "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
-    }
     return ResolvedRun(
         config=config,
         data=data,
@@ -172,10 +143,60 @@ def resolve_run(
         dist_context=dist_context,
         num_parameters=model.num_parameters,
         micro_batch_tokens=dist_context.minimum(tokens),
-        identity=identity,
+        identity=_identity(config, data, tokenizer, precision, init_from, teacher, carry_optimizer),
         extension=extension,
         carried=carried,
     )
+
+
+def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
+    """Return the folder of the teacher, whose vocabulary must be that of the data."""
+    if name is None:
+        return None
+    teacher = model_folder(name, TEACHER)
+    check_model(teacher, TEACHER)
+    check_same_vocabulary(teacher, tokenizer, TEACHER)
+    _, vocab_size = read_config(teacher, TEACHER)
+    check_rows(teacher, vocab_size, tokenizer, TEACHER)
+    return teacher
+
+
+def _attention(
+    config: Config, data: DataFolder, device: torch.device, precision: hardware.Precision
+) -> tuple[str, str]:
+    """Return the attention to use, and the reason."""
+    return choose_attention(
+        config.train.attention,
+        device,
+        precision.dtype,
+        hidden_size=config.model.hidden_size,
+        num_heads=config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob,
+        # Compiled steps have a fixed maximum.
+        longest=None if config.train.compile is False else data.max_seq_length,
+    )
+
+
+def _identity(
+    config: Config,
+    data: DataFolder,
+    tokenizer: Tokenizer,
+    precision: hardware.Precision,
+    init_from: Path | None,
+    teacher: Path | None,
+    carry_optimizer: bool,
+) -> dict[str, Any]:
+    """Return the inputs and settings that must not change when the run is resumed."""
+    settings = config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
+    return {
+        "model": config.model.model_dump(mode="json"),
+        "train": {**settings, "precision": precision.name},
+        "data": data.content_hash,
+        "tokenizer": tokenizer.hash,
+        "init_from": weights_sha256(init_from, "--init-from") if init_from else None,
+        "carry_optimizer": carry_optimizer,
+        "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
+    }
 
 
 def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:

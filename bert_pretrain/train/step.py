@@ -4,6 +4,7 @@ A step does not wait for the device, unless it captures or checks a CUDA graph. 
 finite, skips the update if they are not, and sums the metrics. The sums are read only when a log line is due.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -99,12 +100,6 @@ def train_step(
     2-norm of the gradients. `graphs` runs a step of one micro-batch as a CUDA graph if possible.
     """
 
-    def seeded() -> Iterator[Batch]:
-        for number, micro_batch in enumerate(batch.micro_batches):
-            index = number * dist_context.size + dist_context.rank
-            torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
-            yield micro_batch
-
     def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -125,6 +120,7 @@ def train_step(
             loss_scale.update(~is_finite)
         _add_metrics(sums, metrics, is_finite)
 
+    seeded = functools.partial(_seeded, batch, seed, step, dist_context)
     changed = [sums]
     if loss_scale is not None:
         changed += loss_scale.tensors().values()
@@ -137,6 +133,14 @@ def train_step(
     compute(seeded(), torch.stack([num_predictions, num_pairs]), learning_rate)
     if graphs is not None:
         graphs.check()
+
+
+def _seeded(batch: GlobalBatch, seed: int, step: int, dist_context: DistContext) -> Iterator[Batch]:
+    """Yield the micro-batches, and seed the generator of dropout before each."""
+    for number, micro_batch in enumerate(batch.micro_batches):
+        index = number * dist_context.size + dist_context.rank
+        torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
+        yield micro_batch
 
 
 def _add_gradients(
