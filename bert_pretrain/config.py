@@ -62,6 +62,18 @@ def duration_text(seconds: float) -> str:
     return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
+def duration(seconds: float) -> str:
+    """Format a time as `2d 3h`, `1h 05m`, `2m 03s` or `4.5s`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
+
+
 def check_encoding(name: str) -> str:
     """Return `name` if it is `auto` or a text encoding of Python, otherwise raise ValueError."""
     try:

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bert_pretrain.config import LENGTHS, Config
+from bert_pretrain.config import LENGTHS, Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_task_names, read_metrics, value_of
+from bert_pretrain.report.curves import draw_curves, pair_task_names
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.corpus import Corpus, Sample
 from bert_pretrain.text.sources import resolve
@@ -81,7 +82,6 @@ def run_pipeline(
             make_data(phase_config, config.inputs, vocab, folder, **options, store=output / ".token-store")
         compiler.wait()
         from bert_pretrain.train.run import train  # torch takes seconds to import
-        from bert_pretrain.train.schedule import duration
 
         runs = [output / "train" / name for name in names]
         if limit is None:
@@ -237,8 +237,6 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     trainings get the time that is left.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
-    from bert_pretrain.train.schedule import duration
-    from bert_pretrain.train.state import INITIAL_WEIGHTS
 
     if (run / MANIFEST).exists():  # finished, so its length must not change
         finished = read_manifest(run, "run", "--output")["config"]["train"]
@@ -250,10 +248,7 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
         what += f"{duration(max(left, 0.0))} are left, too little to train"
         remedy = "allow more time, or use fewer inputs; 'run auto' then also needs --overwrite, for a new plan"
         raise ConfigError(what, where="the key 'time'", remedy=remedy)
-    trained = 0.0
-    if latest is not None:
-        progress = latest.record["progress"]
-        trained = progress["wall_seconds"] + progress["longest_seconds"].get(INITIAL_WEIGHTS, 0.0)
+    trained = 0.0 if latest is None else latest.record["progress"]["wall_seconds"]
     return _with_length(config, time_budget=max(shares[0] / sum(shares) * (trained + left), trained + 0.1))
 
 

@@ -11,7 +11,7 @@ import bert_pretrain
 
 PACKAGE = Path(bert_pretrain.__file__).parent
 STAGES = {"vocab", "make_data", "train"}
-BELOW_STAGES = {"text", "io", "examples", "model", "report"}
+BELOW_STAGES = {"text", "io", "examples", "model", "metrics", "report"}
 ABOVE_STAGES = {"inspect", "plan", "tools", "finetune"}
 MAX_FILES_OF_TRAINING = 60
 # An exception from the layers: `DataFolder.loader` makes padded batches, which need torch.

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_pretrain.config import Config, TrainConfig, duration_text
+from bert_pretrain.config import Config, TrainConfig, duration, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
+from bert_pretrain.metrics import read_metrics
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
 from bert_pretrain.plan.planner import MIN_SECONDS, RunPlan, plan_run, vocab_size_for
-from bert_pretrain.report.curves import TASKS, pair_task_names, read_metrics
-from bert_pretrain.train.schedule import duration
+from bert_pretrain.report.curves import TASKS, pair_task_names
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine

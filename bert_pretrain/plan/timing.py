@@ -27,11 +27,11 @@ from bert_pretrain.plan.facts import (
     read_machine,
 )
 from bert_pretrain.train import hardware
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import Optimizers, make_optimizers, update
 from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.step import MicroBatchTooLarge, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled

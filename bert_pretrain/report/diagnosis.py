@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from bert_pretrain.report.curves import frequency_loss, number_of, value_of
+from bert_pretrain.metrics import frequency_loss, number_of, value_of
 
 MAX_POINTS = 400
 WINDOW_SHARE = 0.1  # share of the run over which metrics are averaged

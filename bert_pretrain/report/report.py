@@ -13,8 +13,8 @@ from typing import Any
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io import manifest
+from bert_pretrain.metrics import Metrics, frequency_loss, number_of, perplexity, read_metrics, value_of
 from bert_pretrain.report import curves
-from bert_pretrain.report.curves import Metrics, frequency_loss, number_of, value_of
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import use_of
@@ -28,7 +28,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
-    records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
+    records, metrics = [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs]
     figures = [curves.make_figure(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
     pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
     rows = [_cells(lines, curves.pair_task_names(records)[1]) for lines in metrics]
@@ -79,7 +79,7 @@ def _cells(metrics: Metrics, pair_accuracy: str) -> dict[str, str]:
         "step": (last.get("step"), ",.0f"),
         "examples": (last.get("examples"), ",.0f"),
         "held-out MLM loss": (loss, ".3f"),
-        "held-out perplexity": (None if loss is None else curves.perplexity(loss), ",.1f"),
+        "held-out perplexity": (None if loss is None else perplexity(loss), ",.1f"),
         "held-out MLM accuracy": (validation.get("validation_mlm_accuracy"), ".1%"),
         f"held-out {pair_accuracy}": (None if accuracy is None else with_error(accuracy, *counts), ""),
         "tokens/s": (medians[0], ",.0f"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_pretrain.report.curves import Metrics, value_of
+from bert_pretrain.metrics import Metrics, value_of
 
 # Losses are converted to a vocabulary of VOCAB_SIZE tokens: a loss grows as size ** VOCAB_POWER (scripts/fit_law.py).
 VOCAB_SIZE, VOCAB_POWER = 8192, 0.075

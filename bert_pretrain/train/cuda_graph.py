@@ -45,11 +45,11 @@ class Trial(NamedTuple):
     def distances(self) -> tuple[float, float]:
         """Return the 2-norms of two differences from the current values: the graph's, and those before the step."""
 
-        def distance(values: list[Tensor]) -> float:
-            norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
-            return torch.stack(norms).norm().item()
+        return self._distance(self.by_graph), self._distance(self.before)
 
-        return distance(self.by_graph), distance(self.before)
+    def _distance(self, values: list[Tensor]) -> float:
+        norms = [(old - new).double().norm() for old, new in zip(values, self.changed, strict=True)]
+        return torch.stack(norms).norm().item()
 
 
 class StepGraphs:
@@ -63,7 +63,8 @@ class StepGraphs:
     has_failed: ClassVar[bool] = False  # if True, for another reason than memory, no step of this process uses a graph
 
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers) -> None:
-        self._model, self._optimizers = model, optimizers
+        self._model = model
+        self._optimizers = optimizers
         device = model.mlm_head.bias.device
         self._pool: Any = None
         self._stream: Any = None
@@ -74,9 +75,13 @@ class StepGraphs:
         self._is_dropped = False
 
     def run(
-        self, compute: Compute, batch: GlobalBatch, learning_rate: float,
-        seed: Callable[[], object], metrics: Sequence[Tensor],
-    ) -> bool:  # fmt: skip
+        self,
+        compute: Compute,
+        batch: GlobalBatch,
+        learning_rate: float,
+        seed: Callable[[], object],
+        metrics: Sequence[Tensor],
+    ) -> bool:
         """Run the step if its graph exists, and return whether it ran. If not, the caller must run it with `compute`.
 
         `seed` seeds the generator for dropout. `metrics` are the tensors that a step changes besides weights and
@@ -85,7 +90,8 @@ class StepGraphs:
         if self.has_failed or self._is_dropped or len(batch.micro_batches) > 1:
             return False
         (micro_batch,) = batch.micro_batches
-        shape = (*(len(tensor) for tensor in micro_batch.tensors().values()), micro_batch.max_seqlen)
+        sizes = [len(tensor) for tensor in micro_batch.tensors().values()]
+        shape = (*sizes, micro_batch.max_seqlen)
         if shape not in self._graphs:
             if not self._graphs and self._counts.is_cuda:
                 torch.cuda.reset_peak_memory_stats(self._counts.device)  # for the peak of this step
@@ -112,23 +118,29 @@ class StepGraphs:
         return True
 
     def _capture_and_try(
-        self, compute: Compute, micro_batch: Batch, launch: Callable[[Graph], None], metrics: Sequence[Tensor]
+        self,
+        compute: Compute,
+        micro_batch: Batch,
+        launch: Callable[[Graph], None],
+        metrics: Sequence[Tensor],
     ) -> Graph | None:
         """Capture a step, launch it once, keep the result for `check` and undo it. Return None on failure."""
         # If the capture stores these NaNs as constants, the result is NaN and `check` fails.
         self._counts.fill_(torch.nan)
         self._rate.fill_(torch.nan)
         torch.manual_seed(0)
-        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
-        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        moments: list[Tensor] = []
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                moments += state.values()
         changed: list[list[Tensor]] = [list(metrics), list(self._model.parameters()), moments]
         try:
-            before = [[tensor.detach().clone() for tensor in tensors] for tensors in changed]
+            before = [_copies(tensors) for tensors in changed]
             inputs = micro_batch.with_tensors(Tensor.clone)
             graph = Graph(inputs, self.capture(lambda: compute([inputs], self._counts, self._rate)))
             try:
                 launch(graph)
-                by_graph = [[tensor.detach().clone() for tensor in tensors] for tensors in changed[:2]]
+                by_graph = [_copies(tensors) for tensors in changed[:2]]
             finally:
                 with torch.no_grad():
                     for tensors, old in zip(changed, before, strict=True):
@@ -139,7 +151,8 @@ class StepGraphs:
                 self.drop()
             else:
                 cause = error.__cause__ or error.__context__ or error
-                self._give_up(f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
+                first_line = str(cause).partition("\n")[0]
+                self._give_up(f"{type(cause).__name__}: {first_line}")
             return None
         finally:
             self._zero_grad()  # the gradients are in the graph's memory
@@ -162,8 +175,9 @@ class StepGraphs:
         device = self._counts.device
         if device.type != "cuda":
             return False
+        free, _ = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
-        available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+        available = free + torch.cuda.memory_reserved(device) - allocated
         activations = torch.cuda.max_memory_allocated(device) - allocated
         copies = 3 * sum(weight.nbytes for weight in self._model.parameters())  # of weights and gradients, by the trial
         return 2 * activations + copies < USED_MEMORY_SHARE * available
@@ -174,7 +188,8 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        graph, current_stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        graph = torch.cuda.CUDAGraph()
+        current_stream = torch.cuda.current_stream(device)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group in groups:
             group["capturable"] = True  # AdamW refuses to be captured without it
@@ -215,6 +230,10 @@ class StepGraphs:
         self._trials = []
         self._is_dropped = True
         return had_graphs
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -13,9 +13,9 @@ from torch import nn
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
-from bert_pretrain.report.curves import perplexity
 from bert_pretrain.train import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches
@@ -38,8 +38,11 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     tokenizer = folder.tokenizer()
     check_same_vocabulary(model, tokenizer, "MODEL")
     if not folder.rows(split):
-        what, remedy = f"{data} has no examples in its split '{split}'", "make it with data.validation_fraction above 0"
-        raise DataError(what, where="--data", remedy=remedy)
+        raise DataError(
+            f"{data} has no examples in its split '{split}'",
+            where="--data",
+            remedy="make it with data.validation_fraction above 0",
+        )
     if split == "train" and folder.config.masking == "dynamic":
         raise DataError(
             "the training examples have no masks; dynamic masks are drawn during training",
@@ -99,12 +102,16 @@ def evaluate_batches(
     losses.train(was_training)
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
     examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
-    return {
+    metrics = {
         "mlm_loss": mlm_loss / predictions,
         "mlm_accuracy": mlm_correct / predictions,
         "mlm_perplexity": perplexity(mlm_loss / predictions),
-        **({"nsp_loss": nsp_loss / pairs, "nsp_accuracy": nsp_correct / pairs} if pairs else {}),
-        "examples": examples,
-        "predictions": predictions,
-        **({} if documents is None else {"documents": documents}),
     }
+    if pairs:
+        metrics["nsp_loss"] = nsp_loss / pairs
+        metrics["nsp_accuracy"] = nsp_correct / pairs
+    metrics["examples"] = examples
+    metrics["predictions"] = predictions
+    if documents is not None:
+        metrics["documents"] = documents
+    return metrics

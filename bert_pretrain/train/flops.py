@@ -15,14 +15,38 @@ from bert_pretrain.train.packing import GlobalBatch
 # Peaks of dense bf16 products (fp16 before Ampere) with fp32 sums, from NVIDIA's data sheets and architecture papers.
 # Numbers with sparsity are halved. The longest matching name applies.
 PEAK_BF16_FLOPS = {
-    "GB300": 2500e12, "GB200": 2500e12, "B300": 2250e12, "B200": 2250e12,
-    "GH200": 989e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12,
-    "A100": 312e12, "A800": 312e12, "A30": 165e12, "A40": 149.7e12, "A10G": 70e12, "A10": 125e12, "A6000": 154.8e12,
-    "L40S": 362e12, "L40": 181e12, "L4": 121e12,
-    "RTX 6000 Ada": 364e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
-    "V100S": 130e12, "V100-PCIE": 112e12, "V100": 125e12, "T4": 65e12,
-}  # fmt: skip
+    "GB300": 2500e12,
+    "GB200": 2500e12,
+    "B300": 2250e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H800 PCIe": 756e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "A30": 165e12,
+    "A40": 149.7e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "A6000": 154.8e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX 5090": 209.5e12,
+    "RTX 4090": 165.2e12,
+    "RTX 3090": 71e12,
+    "V100S": 130e12,
+    "V100-PCIE": 112e12,
+    "V100": 125e12,
+    "T4": 65e12,
+}
 # Cards with these words in their names have other peaks than the card of the table whose name they contain.
 UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 Ti", "V100-FHHL")
 
@@ -30,19 +54,30 @@ UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090
 def batch_flops(batch: GlobalBatch, model: ModelConfig, num_outputs: int) -> float:
     """Return the floating-point operations of one training step, with logits of `num_outputs` tokens."""
     return training_flops(
-        model, num_outputs, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
+        model,
+        num_outputs,
+        batch.num_tokens,
+        batch.sum_squared_lengths,
+        batch.num_predictions,
+        batch.num_pairs,
     )
 
 
 def training_flops(
-    model: ModelConfig, num_outputs: int, tokens: float, squared_lengths: float, predictions: float, pairs: float = 0.0
+    model: ModelConfig,
+    num_outputs: int,
+    tokens: float,
+    squared_lengths: float,
+    predictions: float,
+    pairs: float = 0.0,
 ) -> float:
     """Return the floating-point operations of training on `tokens` tokens without padding.
 
     `squared_lengths` is the sum of the squared lengths of the sequences; `pairs` counts next-sentence labels. The MLM
     head has `num_outputs` logits: one for each token of the vocabulary, or for each candidate of a sampled softmax.
     """
-    hidden, layers = model.hidden_size, model.num_hidden_layers
+    hidden = model.hidden_size
+    layers = model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
     return float(
         6 * layers * layer_weights * tokens
@@ -66,4 +101,6 @@ def known_card(name: str) -> str | None:
     def occurs(card: str) -> bool:
         return re.search(rf"\b{re.escape(card)}\b", name) is not None
 
-    return None if any(map(occurs, UNKNOWN_CARDS)) else max(filter(occurs, PEAK_BF16_FLOPS), key=len, default=None)
+    if any(map(occurs, UNKNOWN_CARDS)):
+        return None
+    return max(filter(occurs, PEAK_BF16_FLOPS), key=len, default=None)

@@ -19,7 +19,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.loss import BLOCK_ROWS, SOFTMAX_ROWS
+from bert_pretrain.train.decoder_loss import BLOCK_ROWS, SOFTMAX_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
 CPU_MICRO_BATCH_TOKENS = 4096  # more tokens, up to 16,384, are equally fast and need more memory
@@ -145,7 +145,10 @@ def _missing_for_triton() -> str:
 
 
 def compile_layers(
-    model: BertForPreTraining, backend: str | Callable[..., Any] = "inductor", *, strict: bool = False
+    model: BertForPreTraining,
+    backend: str | Callable[..., Any] = "inductor",
+    *,
+    strict: bool = False,
 ) -> None:
     """Compile the forward and backward pass of each layer at its first call with gradients.
 
@@ -158,7 +161,8 @@ def compile_layers(
 
         # By default the compiler stops after eight versions, splits layers at the size of DDP's buckets, and stores
         # GELU's gradient in fp32. Another program that imports this package keeps its settings.
-        torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.optimize_ddp = False
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
@@ -177,10 +181,15 @@ def _compiled(forward: Callable[..., Tensor], backend: str | Callable[..., Any],
     def marked(*inputs: Tensor | Layout) -> Tensor:
         if not torch.is_grad_enabled():
             return forward(*inputs)
+        tensors: list[Tensor | None] = []
         for each in inputs:
-            for tensor in (each,) if isinstance(each, Tensor) else (each.cu_seqlens, each.slots, each.mask):
-                if tensor is not None:
-                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            if isinstance(each, Layout):
+                tensors += [each.cu_seqlens, each.slots, each.mask]
+            else:
+                tensors.append(each)
+        for tensor in tensors:
+            if tensor is not None:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         result: Tensor = compiled(*inputs)
         return result
 
@@ -200,7 +209,9 @@ def choose_micro_batch_tokens(
         return config.micro_batch_tokens
     batch_tokens = -(-config.global_batch_size // num_ranks) * max_seq_length
     kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
-    if device.type == "cuda":
+    if device.type == "cpu":
+        max_tokens = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
+    else:
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by PyTorch
         # `state_bytes` includes the weights, which may be on the device already.
@@ -210,18 +221,17 @@ def choose_micro_batch_tokens(
         # The logits of a block and the backward pass of a layer do not exist at the same time.
         with_logits = (room - used_share * logits_bytes(model, dtype)) / kept
         max_tokens = int(min(with_logits, room / (kept + backward)))
-    else:
-        max_tokens = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
     return max(max_seq_length, min(max_tokens, batch_tokens))
 
 
 def state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
     """Return the bytes of weights, their copies in 16 bits, gradients and the optimizer state."""
-    moments = sum(
-        parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
-        for name, parameter in model.named_parameters()
-    )
-    return moments + (8 + (2 if dtype.itemsize == 2 else 0)) * model.num_parameters
+    moments = 0
+    for name, parameter in model.named_parameters():
+        is_muons = config.optimizer == "muon" and is_hidden_matrix(name)
+        moments += parameter.numel() * (4 if is_muons else 8)
+    copies = 2 if dtype.itemsize == 2 else 0
+    return moments + (8 + copies) * model.num_parameters
 
 
 def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
@@ -235,7 +245,10 @@ def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
 
 
 def activation_bytes_per_token(
-    model: BertForPreTraining, max_seq_length: int, dtype: torch.dtype, checkpointing: bool = False
+    model: BertForPreTraining,
+    max_seq_length: int,
+    dtype: torch.dtype,
+    checkpointing: bool = False,
 ) -> tuple[int, int]:
     """Return the bytes per token kept for the backward pass, and those that one layer's backward pass adds.
 
@@ -245,7 +258,8 @@ def activation_bytes_per_token(
     probabilities per head; dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep
     their input (H values) and one layer at a time keeps the rest. Tests compare the estimate with traces of steps.
     """
-    config, width = model.config, dtype.itemsize
+    config = model.config
+    width = dtype.itemsize
     hidden = config.hidden_size
     masks = 2 if config.hidden_dropout_prob > 0 else 0
     layer = (8 + 7 * width + masks) * hidden + 2 * width * config.intermediate_size

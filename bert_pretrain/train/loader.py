@@ -7,9 +7,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from typing import Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,59 +18,68 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
 from bert_pretrain.train import packing
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3
 MIN_EVALUATION_SHARDS = 32  # minimum number of shards for an evaluation of some rows, if there are as many
 
 
+@dataclass
 class TrainingData:
-    """The infinite sequence of global batches of a training split, shuffled by a seed."""
+    """The infinite sequence of global batches of a training split, shuffled by a seed.
 
-    def __init__(
-        self,
-        data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int,
-        first_step: int = 0, first_example: int = 0, rank: int = 0, num_ranks: int = 1, static_shapes: bool = False,
-        sampler: CandidateSampler | None = None,
-    ) -> None:  # fmt: skip
-        """Initialize the sequence. Step `first_step` starts at example `first_example`, counted over all epochs.
+    Global batches and their masks do not depend on the number of ranks: each rank reads and masks all examples and
+    packs its share.
+    """
 
-        Global batches and their masks do not depend on the number of ranks: each rank reads and masks all examples and
-        packs its share. `static_shapes` gives micro-batches nearly constant shapes. With `sampler`, batches have the
-        candidates of a sampled softmax.
-        """
-        self._rank, self._num_ranks = rank, num_ranks
-        self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length
-        self._mean_tokens = data.mean_tokens("train")
-        self._first_step, self._first_example = first_step, first_example
-        self.global_batch_size = global_batch_size
-        self.micro_batch_tokens = micro_batch_tokens
-        self._examples = ShuffledExamples(data, seed)
-        self._sampler = sampler
+    data: DataFolder
+    _: KW_ONLY
+    seed: int
+    global_batch_size: int
+    micro_batch_tokens: int
+    first_step: int = 0
+    first_example: int = 0  # at `first_step`, counted over all epochs
+    rank: int = 0
+    num_ranks: int = 1
+    static_shapes: bool = False  # whether micro-batches have nearly constant shapes
+    sampler: CandidateSampler | None = None  # draws the candidates of a sampled softmax
+
+    def __post_init__(self) -> None:
+        self._examples = ShuffledExamples(self.data, self.seed)
+        self._mean_tokens = self.data.mean_tokens("train")
 
     def halve_micro_batches(self) -> None:
         """Halve the micro-batch size. Raise `ConfigError` if it is already one example of maximum length."""
-        if self.micro_batch_tokens <= self._max_seq_length:
+        if self.micro_batch_tokens <= self.data.max_seq_length:
             raise ConfigError(
-                f"the device has too little memory for one example of {self._max_seq_length} tokens",
+                f"the device has too little memory for one example of {self.data.max_seq_length} tokens",
                 where="train.micro_batch_tokens",
                 remedy="set train.activation_checkpointing=true, use shorter examples or a smaller model",
             )
-        self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self._max_seq_length)
+        self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self.data.max_seq_length)
 
     def global_batch(self, step: int) -> GlobalBatch:
         """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
-        assign = packing.assign_evenly if self._static_shapes else packing.assign_by_length
-        assigned = assign(packing.lengths_of(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
-        multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        if self._static_shapes:
-            size, num_shares = self.global_batch_size, len(assigned) * self._num_ranks
-            multiples = ShapeMultiples.for_equal_shares(size, num_shares, self._max_seq_length, self._mean_tokens)
+        lengths = packing.lengths_of(parts)
+        if self.static_shapes:
+            assigned = packing.assign_evenly(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
+            num_shares = len(assigned) * self.num_ranks
+            multiples = ShapeMultiples.for_equal_shares(
+                self.global_batch_size,
+                num_shares,
+                self.data.max_seq_length,
+                self._mean_tokens,
+            )
+        else:
+            assigned = packing.assign_by_length(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
+            multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
         batch = packing.global_batch_of(parts, assigned, multiples)
-        return batch if self._sampler is None else batch.with_candidates(self._sampler.draw(step))
+        if self.sampler is not None:
+            batch = batch.with_candidates(self.sampler.draw(step))
+        return batch
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
         """Yield the global batches of the steps in [first_step, last_step). If `last_step` is None, never end."""
@@ -82,13 +91,19 @@ class TrainingData:
         return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:
-        return self._first_example + (step - self._first_step) * self.global_batch_size
+        return self.first_example + (step - self.first_step) * self.global_batch_size
 
 
 def evaluation_batches(
-    data: DataFolder, split: str, micro_batch_tokens: int, max_rows: int | None = None, *,
-    static_shapes: bool = False, rank: int = 0, num_ranks: int = 1,
-) -> Iterator[Batch]:  # fmt: skip
+    data: DataFolder,
+    split: str,
+    micro_batch_tokens: int,
+    max_rows: int | None = None,
+    *,
+    static_shapes: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> Iterator[Batch]:
     """Yield a rank's micro-batches of a split, with the masks that it stores.
 
     `max_rows` limits the number of rows, which are then spread evenly over at least `MIN_EVALUATION_SHARDS` shards.
@@ -97,23 +112,26 @@ def evaluation_batches(
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
-    records, num_rows = data.shards(split), data.rows(split)
+    records = data.shards(split)
+    num_rows = data.rows(split)
     if max_rows is not None and max_rows < num_rows:
         num_shards = max(MIN_EVALUATION_SHARDS, 1 + max_rows * len(records) // num_rows)
         indices = np.unique(np.linspace(0, len(records) - 1, num_shards).round().astype(int))
         records = [records[index] for index in indices]
         num_rows = min(max_rows, sum(record.rows for record in records))
     chosen = np.linspace(0, sum(record.rows for record in records), num_rows, endpoint=False).astype(np.int64)
-    begin, next_index = 0, rank  # index of the shard's first row; index in the shard of this rank's next micro-batch
+    first_row = 0
+    num_micro_batches = 0
     for record in records:
-        first, last = np.searchsorted(chosen, [begin, begin + record.rows])
+        first, last = np.searchsorted(chosen, [first_row, first_row + record.rows])
         if first < last:
-            parts = [(read_shard(data.path, record), chosen[first:last] - begin)]
-            assigned = packing.assign_by_length(packing.lengths_of(parts), micro_batch_tokens, 0, 1)
-            if next_index < len(assigned):
-                yield from packing.global_batch_of(parts, assigned[next_index::num_ranks], multiples).micro_batches
-            next_index = (next_index - len(assigned)) % num_ranks
-        begin += record.rows
+            parts = [(read_shard(data.path, record), chosen[first:last] - first_row)]
+            assigned = packing.assign_by_length(packing.lengths_of(parts), micro_batch_tokens, rank=0, num_ranks=1)
+            own = assigned[(rank - num_micro_batches) % num_ranks :: num_ranks]
+            if own:
+                yield from packing.global_batch_of(parts, own, multiples).micro_batches
+            num_micro_batches += len(assigned)
+        first_row += record.rows
 
 
 class Prefetcher(Generic[AnyBatch]):
@@ -129,13 +147,13 @@ class Prefetcher(Generic[AnyBatch]):
         """Start a thread that prepares `batches`. Call `close` first if there is an earlier thread."""
         self._batches: Iterator[AnyBatch] = batches
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._ready: deque[Future[AnyBatch | None]] = deque(
-            self._thread.submit(self._read) for _ in range(NUM_PREFETCHED)
-        )
+        self._ready: deque[Any] = deque(self._thread.submit(self._read) for _ in range(NUM_PREFETCHED))
 
     def _read(self) -> AnyBatch | None:
         batch = next(self._batches, None)
-        return batch.pin_memory() if batch is not None and self._device.type == "cuda" else batch
+        if batch is not None and self._device.type == "cuda":
+            batch = batch.pin_memory()
+        return batch
 
     def __iter__(self) -> "Prefetcher[AnyBatch]":
         return self
@@ -143,7 +161,7 @@ class Prefetcher(Generic[AnyBatch]):
     def __next__(self) -> AnyBatch:
         """Return the next batch, or raise the error of the thread."""
         begin = time.perf_counter()
-        batch = self._ready.popleft().result()
+        batch: AnyBatch | None = self._ready.popleft().result()
         self.last_wait_seconds = time.perf_counter() - begin
         self._ready.append(self._thread.submit(self._read))
         if batch is None:

@@ -26,7 +26,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import parse_json, write_text
 from bert_pretrain.io.manifest import is_in_place, moved_while_writing
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.report.curves import perplexity
+from bert_pretrain.metrics import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import too_long
@@ -44,11 +44,17 @@ class RunLog:
     """The log of one run. Without a record, as on all ranks but the first, it does nothing."""
 
     def __init__(
-        self, run: ResolvedRun, start: Progress, record: Record | None = None, metrics_end: Record | None = None
+        self,
+        run: ResolvedRun,
+        start: Progress,
+        record: Record | None = None,
+        metrics_end: Record | None = None,
     ) -> None:
         """Start logging after `start`. `record` is the run's manifest. Truncate `metrics.jsonl` to `metrics_end`."""
-        self._length, self._pairs = run.length, run.data.config.next_sentence
-        self._file, self._trackers = None, list[Tracker]()
+        self._length = run.length
+        self._pairs = run.data.config.next_sentence
+        self._file: MetricsFile | None = None
+        self._trackers: list[Tracker] = []
         self.newest: Mapping[str, dict[str, Any]] = {}  # the last line of `training` and of `validation`
         if record is not None:
             self._file = MetricsFile(run.output / "metrics.jsonl", end=metrics_end, diagnosis=Diagnosis(record))
@@ -57,7 +63,11 @@ class RunLog:
                 open_tracker = _tensorboard if name == "tensorboard" else _weights_and_biases
                 self._trackers.append(open_tracker(run.output, record["config"], start.step))
         self._bar = progress_bar(
-            desc="train", total=run.length.steps, unit="step", initial=start.step, disable=record is None
+            desc="train",
+            total=run.length.steps,
+            unit="step",
+            initial=start.step,
+            disable=record is None,
         )
 
     def advance(self, progress: Progress) -> None:
@@ -67,11 +77,9 @@ class RunLog:
     def training(self, line: dict[str, Any]) -> None:
         """Log the metrics of an interval. After the first interval, warn if the run will take long."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
-        if self._file is not None and "training" not in self.newest and self._length.steps is not None:
-            step_seconds = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
-            if warning := too_long((self._length.steps - line["step"]) * step_seconds):
-                with without_console_errors():
-                    tqdm.write(warning)
+        if self._length.steps is not None and "training" not in self.newest and line["examples_per_second"]:
+            examples_left = (self._length.steps - line["step"]) * line["examples"] / line["step"]
+            self._print(too_long(examples_left / line["examples_per_second"]))
         self._write(line)
 
     def validation(self, step: int, metrics: dict[str, float]) -> None:
@@ -85,15 +93,24 @@ class RunLog:
         return self._file.position if self._file is not None else None
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            now = datetime.datetime.now().astimezone()
-            origin = {"time": now.isoformat("T", "seconds"), "host": platform.node()}
-            hints = self._file.write({**line, **origin, "job": os.environ.get("SLURM_JOB_ID")})
-            for log, _ in self._trackers:
-                log(_grouped(line), line["step"])
-            text = f"{now:%m-%d %H:%M:%S}  {console_line(line, self._length.steps, self._pairs)}"
+        if self._file is None:
+            return
+        now = datetime.datetime.now().astimezone()
+        origin = {
+            "time": now.isoformat("T", "seconds"),
+            "host": platform.node(),
+            "job": os.environ.get("SLURM_JOB_ID"),
+        }
+        hints = self._file.write({**line, **origin})
+        for log, _ in self._trackers:
+            log(_grouped(line), line["step"])
+        text = f"{now:%m-%d %H:%M:%S}  {console_line(line, self._length.steps, self._pairs)}"
+        self._print("\n".join([text, *map(str, hints)]))
+
+    def _print(self, text: str) -> None:
+        if text and self._file is not None:
             with without_console_errors():
-                tqdm.write("\n".join([text, *map(str, hints)]))
+                tqdm.write(text)
 
     def close(self) -> None:
         with without_console_errors():
@@ -118,9 +135,11 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
     Metrics are means over the interval, without skipped steps. The `nsp_` metrics are also those of sentence order, and
     None if examples are not pairs. `peak` is the peak FLOP/s of all devices, or None if unknown.
     """
-    progress, interval = state.progress, state.interval
+    progress = state.progress
+    interval = state.interval
     sums = StepSums.read(state.sums)
-    updates, seconds = interval.steps - sums.skipped, interval.timed_seconds
+    updates = interval.steps - sums.skipped
+    seconds = interval.timed_seconds
     flops_per_second = _ratio(interval.timed_flops, seconds)
     return {
         "step": progress.step,
@@ -153,26 +172,28 @@ def console_line(line: dict[str, Any], steps: int | None, pairs: str) -> str:
     """Format a line of `metrics.jsonl` for the console. `steps` is None for a run with a time budget."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
-        loss = line["validation_mlm_loss"]
-        suffix = f"  perplexity {perplexity(loss):,.1f}" if loss is not None else ""
-        return f"{head}  validation  {_losses(line, 'validation_', pairs)}{suffix}"
+        parts = [head, "validation", *_losses(line, "validation_", pairs)]
+        if line["validation_mlm_loss"] is not None:
+            parts.append(f"perplexity {perplexity(line['validation_mlm_loss']):,.1f}")
+        return "  ".join(parts)
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
-    text = (
-        f"{head}  loss {line['loss']:7.4f}  {_losses(line, '', pairs)}  lr {line['learning_rate']:.2e}"
-        f"  norm {line['grad_norm']:6.3f}"
-    )
+    parts = [head, f"loss {line['loss']:7.4f}", *_losses(line, "", pairs)]
+    parts += [f"lr {line['learning_rate']:.2e}", f"norm {line['grad_norm']:6.3f}"]
     if line["tokens_per_second"] is not None:
-        text += f"  {line['examples_per_second']:7.1f} examples/s  {line['tokens_per_second']:9,.0f} tokens/s"
-    text += f"  MFU {line['mfu']:5.1%}" if line["mfu"] is not None else ""
-    return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
+        parts += [f"{line['examples_per_second']:7.1f} examples/s", f"{line['tokens_per_second']:9,.0f} tokens/s"]
+    if line["mfu"] is not None:
+        parts.append(f"MFU {line['mfu']:5.1%}")
+    if line["skipped_steps"]:
+        parts.append(f"{line['skipped_steps']} skipped")
+    return "  ".join(parts)
 
 
-def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
-    text = f"mlm {line[f'{prefix}mlm_loss']:7.4f} nats {line[f'{prefix}mlm_accuracy']:6.2%}"
-    if line[f"{prefix}nsp_loss"] is None:
-        return text
-    return f"{text}  {pairs} {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
+def _losses(line: dict[str, Any], prefix: str, pairs: str) -> list[str]:
+    parts = [f"mlm {line[f'{prefix}mlm_loss']:7.4f} nats {line[f'{prefix}mlm_accuracy']:6.2%}"]
+    if line[f"{prefix}nsp_loss"] is not None:
+        parts.append(f"{pairs} {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}")
+    return parts
 
 
 class MetricsFile:
@@ -180,11 +201,13 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, end: Record | None, diagnosis: Diagnosis | None = None) -> None:
         """Open the file, truncate it to the position `end` or, if None, to nothing, and diagnose its lines."""
-        self._path, self._diagnosis = path, diagnosis or Diagnosis({})
+        self._path = path
+        self._diagnosis = diagnosis or Diagnosis({})
         content = _read_until(path, end) if end is not None else b""
         write_text(path, content.decode())
         self._file = path.open("a", encoding="utf-8")
-        self._digest, self._bytes = hashlib.sha256(content), len(content)
+        self._digest = hashlib.sha256(content)
+        self._bytes = len(content)
         self.newest: dict[str, dict[str, Any]] = {}  # the last line of `training` and of `validation`
         for line in content.decode().splitlines():
             self._note(parse_json(line))
@@ -199,10 +222,8 @@ class MetricsFile:
     def write(self, line: dict[str, Any]) -> list[Hint]:
         """Append one line, with null for non-finite numbers, and return the hints of the diagnosis."""
         self._check_in_place()
-        line = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in line.items()
-        }
+        not_finite = [name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
+        line = {**line, **dict.fromkeys(not_finite)}
         text = json.dumps(line, allow_nan=False) + "\n"
         self._file.write(text)
         self._file.flush()

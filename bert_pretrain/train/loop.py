@@ -1,33 +1,30 @@
-"""The training loop: step, log, evaluate and save until the run ends or a signal stops it.
-
-`Clock` measures the time of steps and of the run, and the time that a time budget reserves for the end of the run.
-"""
+"""The training loop: step, log, evaluate and save until the run ends or a signal stops it."""
 
 import contextlib
 import signal
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
+from bert_pretrain.config import duration
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.schedule import duration
+from bert_pretrain.train.schedule import RunClock
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
-from bert_pretrain.train.state import INITIAL_WEIGHTS, Progress, TrainState
+from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import MicroBatchTooLarge, train_step
 
+MAX_SKIPPED_IN_A_ROW = 30  # the loss scale of fp16 needs 16 skipped steps to fall to 1
 # Evaluates the whole validation split if passed True, else a part of it. Returns None if there is no such split.
 Evaluate = Callable[[bool], dict[str, float] | None]
 
@@ -47,87 +44,188 @@ def fit(
     The state is changed in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one, without a due
     evaluation, and raise `Interrupted`.
     """
-    config, progress = run.config.train, state.progress
     graphs = _step_graphs(run, state)
-    # The first step may compile. The second may capture a CUDA graph; with several ranks, it learns how long the first
-    # one took.
+    # The first step may compile. The second step may capture a CUDA graph. Several ranks agree on the time after the
+    # first step only after the second.
     num_slow_steps = 2 if graphs is not None or run.dist_context.size > 1 else 1
+    clock = RunClock(
+        run.config.train,
+        run.length,
+        state.progress,
+        run.dist_context,
+        is_start=evaluate_first,
+        slow_steps_left=num_slow_steps,
+    )
     state.network.train()
-    start_seconds = progress.longest_seconds.get(INITIAL_WEIGHTS, 0.0)
     with (
-        contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
-        contextlib.closing(Clock(progress, run.dist_context, num_slow_steps)) as clock,
+        contextlib.closing(Prefetcher(data.batches(state.progress.step, run.length.steps), run.device)) as batches,
+        contextlib.closing(clock),
         SignalRequests() as signals,
         _fork_rng(run.device),
     ):
-        if evaluate_first or progress.step % config.eval_every == 0:  # a stop signal may have skipped this one
-            _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=False)
-        now = clock.status(0)
-        if evaluate_first:
-            progress.warmup_start = now.seconds
-        if run.length.is_over(progress.step, now.seconds, now.reserve):
-            if progress.step:
-                _evaluate_if_missing(run, clock, log, progress.step, evaluate, all_examples=True)
-            else:
-                _report_no_time(run, now, start_seconds)
-        while not run.length.is_over(progress.step, now.seconds, now.reserve):
+        loop = Loop(run, state, data, log, evaluate, checkpoints, graphs, clock, batches, signals)
+        actions = {"log": loop.log_metrics, "evaluate": loop.evaluate, "save": loop.save}
+        loop.begin()
+        while not clock.is_over:
+            loop.step()
+            for action in clock.due():
+                actions[action]()
+        loop.end()
+
+
+@dataclass
+class Loop:
+    """The objects of a training loop, and its actions."""
+
+    run: ResolvedRun
+    state: TrainState
+    data: TrainingData
+    log: RunLog
+    measure: Evaluate
+    checkpoints: CheckpointWriter
+    graphs: StepGraphs | None
+    clock: RunClock
+    batches: Prefetcher[GlobalBatch]
+    signals: SignalRequests
+    rate: float = 0.0  # learning rate of the last step
+
+    @property
+    def num_steps(self) -> int:
+        """Number of finished steps."""
+        return self.state.progress.step
+
+    def begin(self) -> None:
+        """Run evaluations that are missing, and check that there is time for a step."""
+        if self.clock.is_start or self.num_steps % self.run.config.train.eval_every == 0:
+            self._evaluate_if_missing(all_examples=False)  # a stop signal may have skipped this one
+        self.clock.advance(0)
+        if self.clock.is_over and self.num_steps:
+            self._evaluate_if_missing(all_examples=True)
+        elif self.clock.is_over:
+            _report_no_time(self.run, self.clock)
+
+    def step(self) -> None:
+        """Take one step, and count it."""
+        self.rate = self.clock.learning_rate()
+        batch, begin = self._compute()
+        self.state.count(batch)
+        self.clock.advance(self.signals.take())
+        if self.clock.due() or self.clock.slow_steps_left:
+            _synchronize(self.run.device)  # so that the time of evaluating and saving does not include training
+        seconds = time.perf_counter() - begin
+        if not self.clock.slow_steps_left:
+            self.state.count_time(batch, seconds, self.batches.last_wait_seconds)
+        self.clock.add_step(seconds)
+        self.log.advance(self.state.progress)
+
+    def _compute(self) -> tuple[GlobalBatch, float]:
+        """Update the weights with the next batch. Return the batch and the time at which this began.
+
+        If memory runs out, try again with smaller micro-batches.
+        """
+        while True:
             begin = time.perf_counter()
-            batch = _next_batch(batches, progress.step, checkpoints)
-            rate = run.learning_rate(progress, now.seconds, now.reserve)
+            batch = self._next_batch()
             try:
-                _step(run, state, batch, progress.step, rate, graphs)
+                _step(self.run, self.state, batch, self.num_steps, self.rate, self.graphs)
+                return batch, begin
             except MicroBatchTooLarge as error:
-                _free_memory(run, data, graphs, error)
-                batches.close()
-                batches.start(data.batches(progress.step, run.length.steps))
-                continue
-            state.count(batch)
-            before, now = now, clock.status(signals.take())
-            if evaluate_first and clock.slow_steps_left:
-                progress.warmup_start = now.seconds
-            is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
-            log_due, eval_due, save_due = (
-                is_last or progress.step % every == 0
-                for every in (config.log_every, config.eval_every, config.save_every)
+                _free_memory(self.run, self.data, self.graphs, error)
+                self.batches.close()
+                self.batches.start(self.data.batches(self.num_steps, self.run.length.steps))
+
+    def _next_batch(self) -> GlobalBatch:
+        """Return the next batch. Before raising an error, such as that of a damaged shard, save a checkpoint."""
+        try:
+            return next(self.batches)
+        except Exception:
+            if self.num_steps:
+                self.checkpoints.save()
+                self.checkpoints.wait()
+            raise
+
+    def log_metrics(self) -> None:
+        """Log the metrics since the last line. Raise `UserError` if the gradients stay non-finite."""
+        self.checkpoints.check()
+        skipped = self.state.sums[-1]  # `StepSums.skipped_in_a_row`, the same on all ranks
+        if skipped >= MAX_SKIPPED_IN_A_ROW:  # waits for the device
+            checkpoint = self.checkpoints.save()
+            self.run.dist_context.run_on_main(self.checkpoints.wait)
+            # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
+            raise UserError(
+                f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
+                where=f"step {self.num_steps}; the state is saved in {checkpoint}",
+                remedy="lower train.peak_lr, or check the data; the same command retries from that checkpoint",
             )
-            eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve - start_seconds)
-            if log_due or eval_due or save_due or clock.slow_steps_left:
-                _synchronize(run.device)  # so that the time of evaluating and saving does not include training
-            clock.add_step(state, batch, time.perf_counter() - begin, batches.last_wait_seconds)
-            log.advance(progress)
-            if log_due:
-                _log(run, state, log, checkpoints, rate, data.epoch(progress.step))
-            if eval_due and now.signal_number not in STOPS:
-                _evaluate(run, clock, log, progress.step, evaluate, all_examples=is_last)
-            if save_due or now.signal_number:
-                _save(run, clock, checkpoints, now.signal_number)
-        checkpoints.wait()
-        clock.read()
-        # A stop signal during the last evaluation or save: the last checkpoint is complete.
-        last = checkpoints.path
-        if run.dist_context.size == 1 and (number := signals.take()) in STOPS and last.exists():
-            _stop(run, checkpoints, last, number)
+        epoch = self.data.epoch(self.num_steps)
+        self.log.training(training_line(self.state, rate=self.rate, epoch=epoch, peak=self.run.peak_flops))
+        self.state.start_interval()
+
+    def evaluate(self) -> None:
+        """Evaluate all held-out examples at the end of the run, and else a part of them."""
+        self._evaluate(all_examples=self.clock.is_over)
+
+    def _evaluate(self, *, all_examples: bool) -> None:
+        begin = time.perf_counter()
+        metrics = self.measure(all_examples)
+        if metrics is None:
+            return
+        self.log.validation(self.num_steps, metrics)
+        seconds = time.perf_counter() - begin
+        # The last evaluation uses all examples. With decay, because the first one on a GPU loads kernels.
+        seconds *= self.run.data.rows("validation") / metrics["examples"]
+        self.clock.reserve("evaluate", seconds, decay=0.5)
+
+    def _evaluate_if_missing(self, *, all_examples: bool) -> None:
+        """Evaluate, unless the last validation line is of this step, and of all examples if required."""
+        line = self.log.newest.get("validation", {})  # empty on all ranks but the first
+        is_done = line.get("step") == self.num_steps
+        if all_examples:
+            is_done &= line.get("validation_examples") == self.run.data.rows("validation")
+        if not self.run.dist_context.run_on_main(lambda: is_done):
+            self._evaluate(all_examples=all_examples)
+
+    def save(self) -> None:
+        """Start writing a checkpoint. After a stop signal, stop the run."""
+        begin = time.perf_counter()
+        self.clock.read()  # to include the evaluation at this step
+        checkpoint = self.checkpoints.save()
+        self.clock.reserve("save", time.perf_counter() - begin)
+        # The end of the run waits for the last checkpoint and for the final model, which is smaller.
+        self.clock.reserve("write", 1.5 * self.checkpoints.write_seconds)
+        if self.clock.is_stopped:
+            self._stop(checkpoint, self.clock.now.signal_number)
+
+    def end(self) -> None:
+        """Wait for the last checkpoint. Stop if a signal arrived during the last evaluation or save."""
+        self.checkpoints.wait()
+        self.clock.read()
+        number = self.signals.take()
+        if self.run.dist_context.size == 1 and number in STOPS and self.checkpoints.path.exists():
+            self._stop(self.checkpoints.path, number)
+
+    def _stop(self, checkpoint: Path, signal_number: int) -> NoReturn:
+        """Wait for a checkpoint, write the status and raise `Interrupted`."""
+        text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
+        reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
+
+        def complete() -> None:
+            self.checkpoints.wait()
+            write_status(self.run.output, reason.exit_code, reason.message)
+
+        self.run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
+        raise reason
 
 
-def _report_no_time(run: ResolvedRun, now: "StepStatus", start_seconds: float) -> None:
+def _report_no_time(run: ResolvedRun, clock: RunClock) -> None:
     """Raise `ConfigError` if the time budget ends before the first step, or warn if the run has trained weights."""
-    start, end = duration(now.seconds + start_seconds), duration(now.reserve - start_seconds)
-    what = f"the start took {start}, and the last evaluation, of all held-out examples, may take {end}; "
-    what += "so no time is left for a step"
+    what = (
+        f"the start took {duration(clock.now.seconds)}, and the last evaluation, of all held-out examples, may take "
+        f"{duration(clock.now.reserve)}; so no time is left for a step"
+    )
     if run.init_from is None:
         raise ConfigError(what, where="train.time_budget", remedy="allow more time, or hold out less text")
     print(f"warning: {what}; the weights are those of {run.init_from}")
-
-
-def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: CheckpointWriter) -> GlobalBatch:
-    """Return the next batch. Before raising an error, such as that of a damaged shard, save a checkpoint."""
-    try:
-        return next(batches)
-    except Exception:
-        if step:
-            checkpoints.save()
-            checkpoints.wait()
-        raise
 
 
 def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
@@ -137,80 +235,27 @@ def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
 
 
 def _step(
-    run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, rate: float, graphs: StepGraphs | None
+    run: ResolvedRun,
+    state: TrainState,
+    batch: GlobalBatch,
+    step: int,
+    rate: float,
+    graphs: StepGraphs | None,
 ) -> None:
     train_step(
-        state.network, state.optimizers, batch, state.sums, seed=run.config.train.seed, step=step,
-        learning_rate=rate, max_grad_norm=run.config.train.max_grad_norm, dtype=run.precision.dtype,
-        loss_scale=state.loss_scale, dist_context=run.dist_context, graphs=graphs,
-    )  # fmt: skip
-
-
-def _evaluate(
-    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate, *, all_examples: bool
-) -> None:
-    begin = time.perf_counter()
-    metrics = evaluate(all_examples)
-    if metrics is not None:
-        log.validation(step, metrics)
-        seconds = time.perf_counter() - begin  # scaled to all examples, which the last evaluation uses
-        # With decay, because the first evaluation on a GPU loads kernels.
-        clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"], decay=0.5)
-
-
-def _evaluate_if_missing(
-    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, evaluate: Evaluate, *, all_examples: bool
-) -> None:
-    """Evaluate, unless the last validation line of `metrics.jsonl` is of this step, and of all examples if required."""
-    line = log.newest.get("validation", {})  # empty on all ranks but the first
-    is_done = line.get("step") == step
-    is_done &= not all_examples or line.get("validation_examples") == run.data.rows("validation")
-    if not run.dist_context.run_on_main(lambda: is_done):
-        _evaluate(run, clock, log, step, evaluate, all_examples=all_examples)
-
-
-def _log(
-    run: ResolvedRun, state: TrainState, log: RunLog, checkpoints: CheckpointWriter, rate: float, epoch: float
-) -> None:
-    """Log the metrics since the last line. Raise `UserError` if the gradients stay non-finite."""
-    checkpoints.check()
-    skipped = state.sums[-1]  # `StepSums.skipped_in_a_row`, the same on all ranks
-    if skipped >= 30:  # waits for the device; the loss scale of fp16 needs 16 skipped steps to fall to 1
-        checkpoint = checkpoints.save()
-        run.dist_context.run_on_main(checkpoints.wait)
-        # The checkpoint is enough to reproduce the step: seed and step determine the batch and the dropout masks.
-        raise UserError(
-            f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
-            where=f"step {state.progress.step}; the state is saved in {checkpoint}",
-            remedy="lower train.peak_lr, or check the data; the same command retries from that checkpoint",
-        )
-    log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
-    state.start_interval()
-
-
-def _save(run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int) -> None:
-    """Start writing a checkpoint. After a stop signal, stop the run."""
-    begin = time.perf_counter()
-    clock.read()  # to include the evaluation at this step
-    checkpoint = checkpoints.save()
-    clock.reserve("save", time.perf_counter() - begin)
-    # The end of the run waits for the last checkpoint and for the final model, which is smaller.
-    clock.reserve("write", 1.5 * checkpoints.write_seconds)
-    if signal_number in STOPS:
-        _stop(run, checkpoints, checkpoint, signal_number)
-
-
-def _stop(run: ResolvedRun, checkpoints: CheckpointWriter, checkpoint: Path, signal_number: int) -> NoReturn:
-    """Wait for a checkpoint, write the status and raise `Interrupted`."""
-    text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
-    reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
-
-    def complete() -> None:
-        checkpoints.wait()
-        write_status(run.output, reason.exit_code, reason.message)
-
-    run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
-    raise reason
+        state.network,
+        state.optimizers,
+        batch,
+        state.sums,
+        seed=run.config.train.seed,
+        step=step,
+        learning_rate=rate,
+        max_grad_norm=run.config.train.max_grad_norm,
+        dtype=run.precision.dtype,
+        loss_scale=state.loss_scale,
+        dist_context=run.dist_context,
+        graphs=graphs,
+    )
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: MicroBatchTooLarge) -> None:
@@ -262,62 +307,3 @@ def _synchronize(device: torch.device) -> None:
 def _fork_rng(device: torch.device) -> Any:
     """Return a context that restores PyTorch's generators, which dropout seeds, on exit."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-class StepStatus(NamedTuple):
-    """The values that all ranks agree on between two steps."""
-
-    signal_number: int  # a stop signal, SIGUSR1 to save, or 0
-    seconds: float  # since the start of the run
-    reserve: float  # seconds for initial weights, one more step, the last evaluation and the last checkpoint
-
-
-class Clock:
-    """Measures the time of a run. Ranks agree on their maximum without waiting for one another."""
-
-    def __init__(self, progress: Progress, dist_context: DistContext, num_slow_steps: int = 1) -> None:
-        self.slow_steps_left = num_slow_steps
-        self._progress, self._dist_context = progress, dist_context
-        self._start = time.perf_counter() - progress.wall_seconds
-        self._sent: tuple[Any, Tensor] | None = None
-
-    def read(self) -> float:
-        """Return the seconds since the start of the run, and store them in its progress."""
-        self._progress.wall_seconds = time.perf_counter() - self._start
-        return self._progress.wall_seconds
-
-    def status(self, signal_number: int) -> StepStatus:
-        """Return the maximum over all ranks of the signal number, the seconds and the reserve.
-
-        With several ranks, each call but the first returns the values sent by the previous call. They have already
-        arrived, so no rank waits.
-        """
-        seconds, longest = self.read(), self._progress.longest_seconds
-        reserve = sum(longest.values())
-        if self._dist_context.size == 1:
-            return StepStatus(signal_number, seconds, reserve)
-        reserve += longest.get("step", 0.0)  # the result is one step old
-        values = torch.tensor((signal_number, seconds, reserve), dtype=torch.float64)
-        now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
-        work, agreed = self._sent or now
-        work.wait()
-        self._sent = now
-        return StepStatus(int(agreed[0]), float(agreed[1]), float(agreed[2]))
-
-    def add_step(self, state: TrainState, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
-        """Add the time of a step. The slow steps at the start count only for the total."""
-        self._progress.elapsed_seconds += seconds
-        if not self.slow_steps_left:
-            state.count_time(batch, seconds, waited_seconds)
-            # With decay, because recent steps predict the last step better than the slowest step of the run.
-            self.reserve("step", seconds, decay=0.9)
-        self.slow_steps_left = max(0, self.slow_steps_left - 1)
-
-    def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
-        """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""
-        longest = self._progress.longest_seconds
-        longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
-
-    def close(self) -> None:
-        if self._sent is not None:
-            self._sent[0].wait()

@@ -14,17 +14,19 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
+from bert_pretrain.config import duration
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import is_url
+from bert_pretrain.metrics import Metrics, perplexity
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, Metrics, image_bytes, make_figure, perplexity
+from bert_pretrain.report.curves import PANELS, image_bytes, make_figure
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
-from bert_pretrain.train.schedule import duration, schedule_steps, warmup_steps
+from bert_pretrain.train.schedule import schedule_steps, warmup_steps
 from bert_pretrain.train.state import Progress
 
 MAX_INPUTS = 20

@@ -5,7 +5,7 @@ therefore needs no synchronization with the host.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,15 @@ SATURATED_STEP = 2.0**60  # here AdamW's bias correction is 1, and adding 1 does
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     """Return the configured optimizers for a model's parameters, with weight decay on matrices only."""
-    adam: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     named = dict(model.named_parameters())
+    adam: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     if config.optimizer == "lamb":
-        groups = _groups(named, config)
-        return (Lamb(groups, **adam, bias_correction=config.bias_correction),)
-    hidden = {name: weight for name, weight in named.items() if config.optimizer == "muon" and is_hidden_matrix(name)}
-    rest = {name: weight for name, weight in named.items() if name not in hidden}
+        return (Lamb(_groups(named, config), **adam, bias_correction=config.bias_correction),)
+    hidden = {}
+    if config.optimizer == "muon":
+        hidden = {name: named.pop(name) for name in list(named) if is_hidden_matrix(name)}
     # Fused, because it can skip a step on the device. It is also the fastest on CPU.
-    adamw = torch.optim.AdamW(_groups(rest, config), **adam, fused=True)
+    adamw = torch.optim.AdamW(_groups(named, config), **adam, fused=True)
     if not config.bias_correction:
         disable_bias_correction(adamw)
     if not hidden:
@@ -72,10 +72,13 @@ def _groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[dict[st
     """Group parameters by weight decay and number of matrices."""
     groups: dict[tuple[bool, int], dict[str, Any]] = {}
     for name, parameter in named.items():
-        decays, num_matrices = has_decay(name), 3 if name.endswith("query_key_value.weight") else 1
-        weight_decay = config.weight_decay if decays else 0.0
-        new = {"params": [], "weight_decay": weight_decay, "trust_ratio": decays, "matrices": num_matrices}
-        groups.setdefault((decays, num_matrices), new)["params"].append(parameter)
+        decays = has_decay(name)
+        num_matrices = 3 if name.endswith("query_key_value.weight") else 1
+        group = groups.setdefault((decays, num_matrices), {"params": []})
+        group["params"].append(parameter)
+        group["weight_decay"] = config.weight_decay if decays else 0.0
+        group["trust_ratio"] = decays
+        group["matrices"] = num_matrices
     return list(groups.values())
 
 
@@ -88,78 +91,91 @@ class Lamb(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], *,
-        lr: float, betas: tuple[float, float], eps: float, bias_correction: bool,
-    ) -> None:  # fmt: skip
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "bias_correction": bias_correction}
-        super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "trust_ratio": True, "matrices": 1})
+    def __init__(self, groups: list[dict[str, Any]], **defaults: Any) -> None:
+        """`defaults` are `lr`, `betas`, `eps` and `bias_correction`."""
+        super().__init__(groups, {**defaults, "weight_decay": 0.0, "trust_ratio": True, "matrices": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient. If `found_inf` is 1, no parameter or state changes."""
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                skip = _skip(self.found_inf, parameters)
-                directions = self._directions(group, parameters, skip)
-                torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
-                if group["trust_ratio"]:
-                    _scale_by_trust_ratio(parameters, directions, group["matrices"])
-                torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
-                torch._foreach_add_(parameters, directions)
+            parameters = _with_gradients(group)
+            if not parameters:
+                continue
+            skip = _skip(self.found_inf, parameters)
+            directions = self._directions(group, parameters, skip)
+            torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
+            if group["trust_ratio"]:
+                _scale_by_trust_ratio(parameters, directions, group["matrices"])
+            torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
+            torch._foreach_add_(parameters, directions)
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
         """Update the moments, and return Adam's update directions as new tensors."""
         gradients = _gradients(parameters, skip)
-        beta1, beta2 = group["betas"]
         for parameter in parameters:
-            if not self.state[parameter]:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter] = {"step": torch.zeros((), device=skip.device), **moments}
-        states = [self.state[parameter] for parameter in parameters]
-        steps, first, second = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
+            if "step" not in self.state[parameter]:
+                self.state[parameter]["step"] = torch.zeros((), device=skip.device)
+        steps = [self.state[parameter]["step"] for parameter in parameters]
+        first = _moments(self, "exp_avg", parameters)
+        second = _moments(self, "exp_avg_sq", parameters)
+        beta1, beta2 = group["betas"]
         torch._foreach_mul_(first, torch.where(skip, 1.0, beta1))
         torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
         torch._foreach_mul_(second, torch.where(skip, 1.0, beta2))
         torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
         # Without `alpha` PyTorch selects the overload that reads the tensor on the host.
         torch._foreach_add_(steps, torch.where(skip, 0.0, 1.0), alpha=1)
-        roots, directions = list(second), list(first)
         if group["bias_correction"]:
             count = steps[0].clamp(min=1.0)  # equal for all parameters
-            directions = list(torch._foreach_div(directions, _bias_correction(beta1, count)))
-            roots = list(torch._foreach_div(roots, _bias_correction(beta2, count)))
-        roots = list(torch._foreach_sqrt(roots))
+            first = torch._foreach_div(first, _bias_correction(beta1, count))
+            second = torch._foreach_div(second, _bias_correction(beta2, count))
+        roots = torch._foreach_sqrt(second)
         torch._foreach_add_(roots, group["eps"])
-        return list(torch._foreach_div(directions, roots))
+        return list(torch._foreach_div(first, roots))
+
+
+def _with_gradients(group: dict[str, Any]) -> list[Tensor]:
+    return [parameter for parameter in group["params"] if parameter.grad is not None]
 
 
 def _skip(found_inf: Tensor | None, parameters: list[Tensor]) -> Tensor:
     """Return whether to skip the step, () bool."""
-    return torch.zeros((), dtype=torch.bool, device=parameters[0].device) if found_inf is None else found_inf > 0
+    if found_inf is None:
+        return torch.zeros((), dtype=torch.bool, device=parameters[0].device)
+    return found_inf > 0
 
 
 def _gradients(parameters: list[Tensor], skip: Tensor) -> Any:
     """Return the gradients, set to zero in place if the step is skipped."""
-    # Multiply bits as integers, because 0 * inf is NaN. `torch.where` would need one launch per parameter.
     gradients: list[Any] = [parameter.grad for parameter in parameters]
+    # Multiply bits as integers, because 0 * inf is NaN. `torch.where` would need one launch per parameter.
     torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
     return gradients
 
 
+def _moments(optimizer: torch.optim.Optimizer, name: str, parameters: list[Tensor]) -> Any:
+    """Return the state `name` of each parameter, zeros at the first step."""
+    for parameter in parameters:
+        if name not in optimizer.state[parameter]:
+            optimizer.state[parameter][name] = torch.zeros_like(parameter)
+    return [optimizer.state[parameter][name] for parameter in parameters]
+
+
 def _bias_correction(beta: float, count: Tensor) -> Tensor:
     """Return 1 - beta ** count, (), with `expm1`, because the difference is inaccurate in fp32 for beta near 1."""
-    return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
+    log_beta = math.log(beta) if beta > 0.0 else -math.inf
+    return -torch.expm1(count * log_beta)
 
 
 def _scale_by_trust_ratio(weights: list[Tensor], directions: list[Tensor], num_matrices: int) -> None:
     """Scale the update of each matrix to the norm of the matrix, unless either norm is 0."""
-    old, new = ([part for each in tensors for part in each.chunk(num_matrices)] for tensors in (weights, directions))
-    old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
+    matrices = [matrix for weight in weights for matrix in weight.chunk(num_matrices)]
+    updates = [matrix for direction in directions for matrix in direction.chunk(num_matrices)]
+    old_norms, new_norms = torch.stack(torch._foreach_norm([*matrices, *updates])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
     # This launches one kernel per matrix: PyTorch's fused version accepts only scalars on the host.
-    torch._foreach_mul_(new, torch.where(usable, old_norms / new_norms, 1.0).unbind())
+    torch._foreach_mul_(updates, torch.where(usable, old_norms / new_norms, 1.0).unbind())
 
 
 class Muon(torch.optim.Optimizer):
@@ -170,39 +186,37 @@ class Muon(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95, "matrices": 1}
-        super().__init__(list(groups), defaults)
+    def __init__(self, groups: list[dict[str, Any]], **defaults: Any) -> None:
+        """`defaults` are `lr` and `weight_decay`."""
+        super().__init__(groups, {**defaults, "momentum": 0.95, "matrices": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient. If `found_inf` is 1, no parameter or state changes."""
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    shape = weight.shape[0] // group["matrices"], weight.shape[1]
-                    by_shape.setdefault(shape, []).append(weight)
-        group = self.param_groups[0]
+            for weight in _with_gradients(group):
+                height, width = weight.shape
+                by_shape.setdefault((height // group["matrices"], width), []).append(weight)
+        settings = self.param_groups[0]
         all_weights = [weight for weights in by_shape.values() for weight in weights]
-        skip = _skip(self.found_inf, group["params"])
-        self._apply_momentum(all_weights, group["momentum"], skip)
-        torch._foreach_mul_(all_weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
+        skip = _skip(self.found_inf, settings["params"])
+        self._apply_momentum(all_weights, settings["momentum"], skip)
+        decay = 1.0 - settings["lr"] * settings["weight_decay"]
+        torch._foreach_mul_(all_weights, torch.where(skip, 1.0, decay))
         for (height, width), weights in by_shape.items():
+            # Scale to the root mean square of AdamW's typical update, 0.2 (Liu et al., 2025, section 2.2).
+            scale = -settings["lr"] * 0.2 * math.sqrt(max(height, width))
+            factor = torch.where(skip, 0.0, scale)
             # Orthogonalize at most 2 ** 25 weights together, or one parameter if it is larger.
             num_together = max(1, 2**25 // max(weight.numel() for weight in weights))
-            # Scale to the root mean square of AdamW's typical update, 0.2 (Liu et al., 2025, section 2.2).
-            factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
             for begin in range(0, len(weights), num_together):
                 _add_orthogonalized(weights[begin : begin + num_together], height, width, factor)
 
     def _apply_momentum(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
         """Update the momentum, and replace the gradients by those of Nesterov momentum."""
         gradients = _gradients(weights, skip)
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        buffers = _moments(self, "momentum_buffer", weights)
         torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
         torch._foreach_add_(buffers, gradients, alpha=1.0 - momentum)
         torch._foreach_lerp_(gradients, buffers, momentum)
@@ -212,9 +226,11 @@ def _add_orthogonalized(weights: list[Tensor], height: int, width: int, factor: 
     """Add `factor`, (), times the orthogonalized gradients to parameters that stack (height, width) matrices."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
-    torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
+    gradients: list[Any] = [weight.grad for weight in weights]
+    torch._foreach_copy_(torch.split(matrices, rows), gradients)
     updates = orthogonalized(matrices.view(-1, height, width)).reshape(matrices.shape)
-    torch._foreach_add_(weights, torch.split(updates.to(weights[0].dtype).mul_(factor), rows))
+    updates = updates.to(weights[0].dtype).mul_(factor)
+    torch._foreach_add_(weights, torch.split(updates, rows))
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -225,14 +241,18 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     """
     # Coefficients of a quintic polynomial (Jordan, 2024). It brings singular values to between 0.5 and 1.5.
     a, b, c = 3.4445, -4.7750, 2.0315
-    is_emulated = matrices.device.type == "cpu" and not cores.cpu_bf16_feature()
-    current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)
+    current = matrices.bfloat16()
+    if current.device.type == "cpu" and not cores.cpu_bf16_feature():
+        current = current.float()
     is_tall = current.shape[1] > current.shape[2]
     if is_tall:
         current = current.mT
-    current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=1e-7)
+    norms = torch.linalg.matrix_norm(current, keepdim=True)
+    current = current / norms.clamp(min=1e-7)
     for _ in range(5):
         gram = current @ current.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         current = torch.baddbmm(current, polynomial, current, beta=a)
-    return (current.mT if is_tall else current).bfloat16()
+    if is_tall:
+        current = current.mT
+    return current.bfloat16()

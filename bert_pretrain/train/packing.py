@@ -4,9 +4,8 @@ A packed micro-batch is a concatenation of sequences without padding. A tail of 
 The division into micro-batches affects speed, memory and dropout masks, but otherwise not the gradient.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
 from bert_pretrain.text import ragged
-from bert_pretrain.train.candidates import Candidates
+from bert_pretrain.train.sampled_softmax import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
 
@@ -51,8 +50,16 @@ class Batch:
 
     @property
     def candidates(self) -> Candidates | None:
-        ids, log_probabilities = self.candidate_ids, self.candidate_log_probabilities
-        return None if ids is None or log_probabilities is None else Candidates(ids, log_probabilities)
+        if self.candidate_ids is None or self.candidate_log_probabilities is None:
+            return None
+        return Candidates(self.candidate_ids, self.candidate_log_probabilities)
+
+    def with_candidates(self, candidates: Candidates) -> "Batch":
+        return replace(
+            self,
+            candidate_ids=candidates.token_ids,
+            candidate_log_probabilities=candidates.log_probabilities,
+        )
 
     def to(self, device: torch.device) -> "Batch":
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -62,8 +69,7 @@ class Batch:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are tensors, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changes: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
@@ -88,9 +94,7 @@ class GlobalBatch:
         return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
 
     def with_candidates(self, candidates: Candidates) -> "GlobalBatch":
-        ids, logs = candidates
-        changed = [replace(one, candidate_ids=ids, candidate_log_probabilities=logs) for one in self.micro_batches]
-        return replace(self, micro_batches=changed)
+        return replace(self, micro_batches=[batch.with_candidates(candidates) for batch in self.micro_batches])
 
     def num_outputs(self, vocab_size: int) -> int:
         """Return the number of logits per masked token: those of the vocabulary, or of the candidates."""
@@ -139,11 +143,15 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
     padded attention pads little. Ranks get similar numbers of tokens.
     """
     share = _snake_shares(lengths, num_ranks)[rank]
-    offsets, bounds = ragged.offsets_of(lengths[share]), [0]
-    while (begin := bounds[-1]) < len(share):
+    offsets = ragged.offsets_of(lengths[share])
+    assigned = []
+    begin = 0
+    while begin < len(share):
         end = int(np.searchsorted(offsets, offsets[begin] + micro_batch_tokens, side="right")) - 1
-        bounds.append(max(begin + 1, end))
-    return [share[begin:end] for begin, end in itertools.pairwise(bounds)]
+        end = max(begin + 1, end)
+        assigned.append(share[begin:end])
+        begin = end
+    return assigned
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
@@ -169,12 +177,15 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
     tail_sequences = _round_up(min_sequences, multiples.sequences) - batch.num_sequences
     tail_tokens = _round_up(batch.num_tokens + tail_sequences, multiples.tokens) - batch.num_tokens
     tail_masks = -batch.num_predictions % multiples.masked
+    # The lengths of the tail's sequences differ by at most one token.
     lengths = tail_tokens // tail_sequences + (np.arange(tail_sequences) < tail_tokens % tail_sequences)
     bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
-    masked_labels, pair_labels = batch.masked_labels, batch.next_sentence_labels
+    masked_labels = batch.masked_labels
+    pair_labels = batch.next_sentence_labels
     if multiples.with_labels:
         masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORE_INDEX)
-        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, tail_sequences), value=IGNORE_INDEX)
+    if multiples.with_labels and pair_labels is not None:
+        pair_labels = F.pad(pair_labels, (0, tail_sequences), value=IGNORE_INDEX)
     return replace(
         batch,
         input_ids=F.pad(batch.input_ids, (0, tail_tokens)),
@@ -225,15 +236,21 @@ def global_batch_of(
     """
     local_rows = np.sort(np.concatenate(assigned))
     examples = _take(parts, local_rows)
-    packed = [pack(examples.take(np.searchsorted(local_rows, rows))) for rows in assigned]
+    micro_batches = []
+    for rows in assigned:
+        batch = pack(examples.take(np.searchsorted(local_rows, rows)))
+        micro_batches.append(batch if multiples is None else with_tail(batch, multiples))
+    num_predictions = 0
+    for shard, rows in parts:
+        assert shard.masks is not None
+        num_predictions += int(np.diff(shard.masks.offsets)[rows].sum())
     lengths = lengths_of(parts).astype(np.int64)
     has_pairs = parts[0][0].next_sentence_label is not None
-    predictions = [int(np.diff(shard.masks.offsets)[rows].sum()) for shard, rows in parts if shard.masks is not None]
     return GlobalBatch(
-        packed if multiples is None else [with_tail(micro_batch, multiples) for micro_batch in packed],
+        micro_batches,
         num_sequences=len(lengths),
         num_pairs=len(lengths) if has_pairs else 0,
-        num_predictions=sum(predictions),
+        num_predictions=num_predictions,
         num_tokens=int(lengths.sum()),
         sum_squared_lengths=int((lengths**2).sum()),
     )
@@ -241,9 +258,10 @@ def global_batch_of(
 
 def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
     """Return the examples with the ascending indices `wanted` in the concatenation of (shard, rows) parts."""
-    bounds = np.searchsorted(wanted, ragged.offsets_of(np.array([len(rows) for _, rows in parts])))
-    first, taken = 0, []
-    for (shard, rows), (begin, end) in zip(parts, itertools.pairwise(bounds), strict=True):
+    taken = []
+    first = 0  # index of the part's first example
+    for shard, rows in parts:
+        begin, end = np.searchsorted(wanted, [first, first + len(rows)])
         if begin < end:
             taken.append(shard.take(rows[wanted[begin:end] - first]))
         first += len(rows)
@@ -252,8 +270,9 @@ def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> E
 
 def pack(examples: Examples) -> Batch:
     """Concatenate examples, at least one and with masks, into a packed batch."""
-    assert examples.masks is not None
-    lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
+    masks = examples.masks
+    labels = examples.next_sentence_label
+    assert masks is not None
     return Batch(
         input_ids=_int64(examples.input_ids),
         token_type_ids=_int64(examples.is_segment_b),
@@ -262,7 +281,7 @@ def pack(examples: Examples) -> Batch:
         masked_positions=_int64(examples.masked_indices),
         masked_labels=_int64(masks.original_ids),
         next_sentence_labels=None if labels is None else _int64(labels),
-        max_seqlen=int(lengths.max()),
+        max_seqlen=int(examples.lengths.max()),
         num_tokens=len(examples.input_ids),
         num_sequences=len(examples),
         num_predictions=len(masks.original_ids),

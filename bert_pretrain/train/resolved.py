@@ -6,32 +6,43 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
+from bert_pretrain.config import Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarted
+from bert_pretrain.metrics import read_metrics
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import check_model, damage_of_model, read_config, weights_sha256
 from bert_pretrain.model.hub import model_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary, match_vocabulary
-from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint, open_checkpoint
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
-from bert_pretrain.train.schedule import Length, duration
-from bert_pretrain.train.state import Progress
+from bert_pretrain.train.schedule import Length
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {
-    "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
-    "activation_checkpointing", "log_every", "eval_every", "eval_examples", "save_every", "keep_checkpoints",
+    "micro_batch_tokens",
+    "max_steps",
+    "max_epochs",
+    "time_budget",
+    "schedule_steps",
+    "attention",
+    "device",
+    "compile",
+    "activation_checkpointing",
+    "log_every",
+    "eval_every",
+    "eval_examples",
+    "save_every",
+    "keep_checkpoints",
     "trackers",
-}  # fmt: skip
+}
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",
     "sop": "masked tokens and sentence order (logged under the next-sentence names)",
@@ -83,23 +94,6 @@ class ResolvedRun:
     def samples_softmax(self) -> bool:
         return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
 
-    def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
-        """Return whether to evaluate because an eighth of the time budget ended between `before` and `now` (seconds).
-
-        False if `eval_every` is not the default, or if the `reserve` for the end of the run exceeds 2 % of the budget.
-        """
-        seconds = self.length.seconds
-        if seconds is None or self.config.train.eval_every != DEFAULT_EVAL_EVERY or reserve > 0.02 * seconds:
-            return False
-        return int(8 * before / seconds) < int(8 * now / seconds)
-
-    def learning_rate(self, progress: Progress, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the next update, after `seconds` of the run."""
-        if self.length.steps is not None:
-            return schedule.learning_rate(self.config.train, progress.step, self.length.steps)
-        start, end = progress.warmup_start, (self.length.seconds or 0.0) - reserve
-        return schedule.learning_rate_by_clock(self.config.train, progress.step, seconds - start, end - start)
-
 
 def resolve_run(
     config: Config,
@@ -114,40 +108,92 @@ def resolve_run(
 
     The section `data` and the size of the vocabulary become those of the data.
     """
-    train, tokenizer = config.train, data.tokenizer()
+    train = config.train
+    tokenizer = data.tokenizer()
     vocab = config.vocab.model_copy(update={"size": tokenizer.vocab_size})
     config = config.model_copy(update={"vocab": vocab, "data": data.config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
-    extension, carried = None, None
+    extension = None
+    carried = None
     if init_from is not None:
         check_model(init_from, "--init-from")
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
-    teacher = None if train.teacher is None else model_folder(train.teacher, TEACHER)
-    if teacher is not None:
-        check_model(teacher, TEACHER)
-        check_same_vocabulary(teacher, tokenizer, TEACHER)
-        check_rows(teacher, read_config(teacher, TEACHER)[1], tokenizer, TEACHER)
+    teacher = _checked_teacher(train.teacher, tokenizer)
     device = hardware.choose_device(train.device, dist_context.local_rank)
     hardware.configure_cpu(device)
     precision = hardware.choose_precision(train.precision, device)
-    attention, attention_reason = dist_context.run_on_main(
-        lambda: choose_attention(
-            train.attention, device, precision.dtype,
-            hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
-            dropout_rate=config.model.attention_probs_dropout_prob,
-            longest=None if train.compile is False else data.max_seq_length,  # compiled steps have a fixed maximum
-        )
-    )  # fmt: skip
+    attention, attention_reason = dist_context.run_on_main(lambda: _attention(config, data, device, precision))
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
         train, model, data.max_seq_length, device, precision.dtype, dist_context.size
     )
-    settings = train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
-    identity = {
+    return ResolvedRun(
+        config=config,
+        data=data,
+        tokenizer=tokenizer,
+        output=output,
+        init_from=init_from,
+        teacher=teacher,
+        length=length,
+        device=device,
+        precision=precision,
+        attention=attention,
+        attention_reason=attention_reason,
+        compiled=compiled,
+        compiled_reason=compiled_reason,
+        dist_context=dist_context,
+        num_parameters=model.num_parameters,
+        micro_batch_tokens=dist_context.minimum(tokens),
+        identity=_identity(config, data, tokenizer, precision, init_from, teacher, carry_optimizer),
+        extension=extension,
+        carried=carried,
+    )
+
+
+def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
+    """Return the folder of the teacher, whose vocabulary must be that of the data."""
+    if name is None:
+        return None
+    teacher = model_folder(name, TEACHER)
+    check_model(teacher, TEACHER)
+    check_same_vocabulary(teacher, tokenizer, TEACHER)
+    _, vocab_size = read_config(teacher, TEACHER)
+    check_rows(teacher, vocab_size, tokenizer, TEACHER)
+    return teacher
+
+
+def _attention(
+    config: Config, data: DataFolder, device: torch.device, precision: hardware.Precision
+) -> tuple[str, str]:
+    """Return the attention to use, and the reason."""
+    return choose_attention(
+        config.train.attention,
+        device,
+        precision.dtype,
+        hidden_size=config.model.hidden_size,
+        num_heads=config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob,
+        # Compiled steps have a fixed maximum.
+        longest=None if config.train.compile is False else data.max_seq_length,
+    )
+
+
+def _identity(
+    config: Config,
+    data: DataFolder,
+    tokenizer: Tokenizer,
+    precision: hardware.Precision,
+    init_from: Path | None,
+    teacher: Path | None,
+    carry_optimizer: bool,
+) -> dict[str, Any]:
+    """Return the inputs and settings that must not change when the run is resumed."""
+    settings = config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
+    return {
         "model": config.model.model_dump(mode="json"),
         "train": {**settings, "precision": precision.name},
         "data": data.content_hash,
@@ -156,11 +202,6 @@ def resolve_run(
         "carry_optimizer": carry_optimizer,
         "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
     }
-    return ResolvedRun(
-        config, data, tokenizer, output, init_from, teacher, length, device, precision, attention, attention_reason,
-        compiled, compiled_reason, dist_context, model.num_parameters,
-        dist_context.minimum(tokens), identity, extension, carried,
-    )  # fmt: skip
 
 
 def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
@@ -183,41 +224,59 @@ def _carried_checkpoint(config: Config, init_from: Path, length: Length, extensi
 
 def describe(run: ResolvedRun) -> str:
     """Return the settings of a run as text, including every derived value."""
-    config, data, size = run.config, run.data, run.dist_context.size
-    mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
+    data = run.data
+    train = run.config.train
+    mean_tokens = data.mean_tokens("train")
+    held_out = data.rows("validation")
     evaluated = f"{held_out:,} held out" if held_out else "no validation split, so no evaluation"
-    return "\n".join((
+    batch_tokens = train.global_batch_size * mean_tokens
+    lines = [
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
         f"model      {run.num_parameters:,} parameters",
         f"device     {hardware.describe_device(run.device)}",
-        *([f"processes  {size}"] if size > 1 else []),
+    ]
+    if run.dist_context.size > 1:
+        lines.append(f"processes  {run.dist_context.size}")
+    lines += [
         f"precision  {run.precision.name} ({run.precision.reason})",
         f"attention  {run.attention} ({run.attention_reason})",
         f"compiled   {'yes' if run.compiled else 'no'} ({run.compiled_reason})",
-        *([f"softmax    {config.train.softmax_candidates:,} candidates"] if run.samples_softmax else []),
-        f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
+    ]
+    if run.samples_softmax:
+        lines.append(f"softmax    {train.softmax_candidates:,} candidates")
+    lines += [
+        f"optimizer  {train.optimizer}, peak learning rate {train.peak_lr:g}",
         f"length     {_describe_length(run)}",
-        f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "
+        f"batch      {train.global_batch_size} examples, about {batch_tokens:,.0f} tokens, "
         f"in micro-batches of at most {run.micro_batch_tokens:,} tokens",
-    ))  # fmt: skip
+    ]
+    return "\n".join(lines)
 
 
 def _describe_length(run: ResolvedRun) -> str:
-    train, length, steps_done = run.config.train, run.length, 0 if run.carried is None else run.carried.step
-    if length.steps is None:
-        return f"{length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    spanned = schedule.schedule_steps(train, length.steps)
-    return (
-        f"{length}{f', {steps_done:,} of them done before' if steps_done else ''}, "
-        f"{(length.steps - steps_done) * train.global_batch_size / run.data.rows('train'):.2f} epochs, "
-        f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
-        + (f" over {spanned:,} steps" if spanned > length.steps else "")
-    )
+    train = run.config.train
+    if run.length.steps is None:
+        return f"{run.length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
+    steps_done = 0 if run.carried is None else run.carried.step
+    epochs = (run.length.steps - steps_done) * train.global_batch_size / run.data.rows("train")
+    spanned = schedule.schedule_steps(train, run.length.steps)
+    text = str(run.length)
+    if steps_done:
+        text += f", {steps_done:,} of them done before"
+    text += f", {epochs:.2f} epochs, {schedule.warmup_steps(train, spanned):,} steps of warm-up"
+    text += f", schedule {train.schedule}"
+    if spanned > run.length.steps:
+        text += f" over {spanned:,} steps"
+    return text
 
 
 def find_progress(
-    run: ResolvedRun, state: OutputState, *, resume: bool, changes: bool
+    run: ResolvedRun,
+    state: OutputState,
+    *,
+    resume: bool,
+    changes: bool,
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether a run is finished and, if not, its newest checkpoint. Write files only with `changes`."""
     folder, length = run.output / "checkpoints", run.length

@@ -5,6 +5,7 @@ The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/
 """
 
 import contextlib
+import functools
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,18 +13,17 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, duration
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import atomic_folder, write_text
+from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
-from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
 from bert_pretrain.train.initial_weights import (
@@ -40,9 +40,10 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_curves, model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
-from bert_pretrain.train.schedule import duration, too_long
+from bert_pretrain.train.sampled_softmax import CandidateSampler
+from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
-from bert_pretrain.train.state import INITIAL_WEIGHTS, TrainState
+from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 
 
@@ -72,26 +73,35 @@ def train(
             config = config.model_copy(update={"phases": ()})
         if isinstance(data, Path):
             config, data = check_inputs(
-                config, data, output, init_from=init_from, carry_optimizer=carry_optimizer, overwrite=overwrite
+                config,
+                data,
+                output,
+                init_from=init_from,
+                carry_optimizer=carry_optimizer,
+                overwrite=overwrite,
             )
         run = resolve_run(config, data, output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
 
-        out = run.folder
-
         def claim() -> tuple[bool, Checkpoint | None]:
+            if dry_run and overwrite:
+                run.folder.would_be(overwrite=True)
+                return False, None
             if dry_run:
-                folder_state = out.would_be(overwrite=overwrite)
-                return (False, None) if overwrite else find_progress(run, folder_state, resume=resume, changes=False)
-            folder_state = locks.enter_context(out.open(overwrite=overwrite))
-            return find_progress(run, folder_state, resume=resume, changes=True)
+                folder_state = run.folder.would_be(overwrite=False)
+            else:
+                folder_state = locks.enter_context(run.folder.open(overwrite=overwrite))
+            return find_progress(run, folder_state, resume=resume, changes=not dry_run)
 
         is_done, latest = dist_context.run_on_main(claim)
-        run = run if latest is None else resumed(run, latest)
-        if not is_done and dry_run:
+        if latest is not None:
+            run = resumed(run, latest)
+        if is_done:
+            return output / "model"
+        if dry_run:
             _dry_run(run, latest, corpus_tokens)
-        elif not is_done:
+        else:
             dist_context.run_on_main(lambda: remove_status(output))
             _train(run, latest)
             dist_context.run_on_main(lambda: write_status(output, 0))
@@ -102,46 +112,22 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Train to the end and write the final model and manifest."""
     state = _prepare(run, latest)
     data = _training_data(run, state)
-    is_main, record = run.dist_context.is_main, _manifest_record(run)
+    is_main = run.dist_context.is_main
+    record = _manifest_record(run)
     if is_main:
         write_text(run.output / "config.yaml", dump_yaml(run.config))
         run.folder.add(record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
-
-        def evaluate(all_examples: bool) -> dict[str, float] | None:
-            if not run.data.rows("validation"):
-                return None
-            at_most = None if all_examples else run.config.train.eval_examples
-            batches = evaluation_batches(
-                run.data, "validation", data.micro_batch_tokens, at_most,
-                static_shapes=run.compiled, rank=run.dist_context.rank, num_ranks=run.dist_context.size,
-            )  # fmt: skip
-            return evaluate_batches(
-                state.losses, batches, run.device, run.precision.dtype, run.dist_context,
-                documents=run.data.num_documents("validation"),
-            )  # fmt: skip
-
-        def checkpoint_record() -> tuple[dict[str, Any], str]:
-            about = {
-                "length": asdict(run.length),
-                "micro_batch_tokens": data.micro_batch_tokens,
-                "threads": torch.get_num_threads(),
-                "ranks": run.dist_context.size,
-                "device": run.device.type,
-                "torch": torch.__version__,
-                "precision": run.precision.name,
-                "data": run.data.content_hash,
-                PRETRAINING: run.pretraining(state.progress.tokens),
-                "metrics": log.position,
-            }
-            validation = log.newest.get("validation")
-            return about, model_card(run, state.progress, validation, model=state.model, is_final=False)
-
+        describe_checkpoint = functools.partial(_describe_checkpoint, run, state, data, log)
         checkpoints = CheckpointWriter(
-            run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
-            checkpoint_record if is_main else None,
-        )  # fmt: skip
+            run.output / "checkpoints",
+            state,
+            run.tokenizer,
+            run.config.train.keep_checkpoints,
+            describe_checkpoint if is_main else None,
+        )
+        evaluate = functools.partial(_evaluate, run, state, data)
         try:
             fit(run, state, data, log, evaluate, checkpoints, evaluate_first=latest is None)
         except Exception:  # let the thread finish the checkpoint that it is writing
@@ -152,17 +138,66 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
             _finish(run, state, log, record)
 
 
+def _evaluate(run: ResolvedRun, state: TrainState, data: TrainingData, all_examples: bool) -> dict[str, float] | None:
+    """Return the metrics of the validation split, or of `eval_examples` of it; None if there is no such split."""
+    if not run.data.rows("validation"):
+        return None
+    batches = evaluation_batches(
+        run.data,
+        "validation",
+        data.micro_batch_tokens,
+        None if all_examples else run.config.train.eval_examples,
+        static_shapes=run.compiled,
+        rank=run.dist_context.rank,
+        num_ranks=run.dist_context.size,
+    )
+    return evaluate_batches(
+        state.losses,
+        batches,
+        run.device,
+        run.precision.dtype,
+        run.dist_context,
+        documents=run.data.num_documents("validation"),
+    )
+
+
+def _describe_checkpoint(
+    run: ResolvedRun,
+    state: TrainState,
+    data: TrainingData,
+    log: RunLog,
+) -> tuple[dict[str, Any], str]:
+    """Return what a checkpoint records besides the state, and its model card."""
+    record = {
+        "length": asdict(run.length),
+        "micro_batch_tokens": data.micro_batch_tokens,
+        "threads": torch.get_num_threads(),
+        "ranks": run.dist_context.size,
+        "device": run.device.type,
+        "torch": torch.__version__,
+        "precision": run.precision.name,
+        "data": run.data.content_hash,
+        PRETRAINING: run.pretraining(state.progress.tokens),
+        "metrics": log.position,
+    }
+    card = model_card(run, state.progress, log.newest.get("validation"), model=state.model, is_final=False)
+    return record, card
+
+
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
     """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest, corpus_tokens)
-    seconds = time_steps(run, state, _training_data(run, state))
-    if run.length.steps is not None:
-        steps = run.length.steps - state.progress.step
-        time, warning = f"{duration(steps * seconds)} for {steps:,} steps", too_long(steps * seconds)
-    else:
+    step_seconds = time_steps(run, state, _training_data(run, state))
+    if run.length.steps is None:
         left = max((run.length.seconds or 0.0) - state.progress.wall_seconds, 0.0)
-        time, warning = f"{run.length} for about {left / seconds:,.0f} steps", ""
-    print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
+        text = f"{run.length} for about {left / step_seconds:,.0f} steps"
+        warning = ""
+    else:
+        steps = run.length.steps - state.progress.step
+        text = f"{duration(steps * step_seconds)} for {steps:,} steps"
+        warning = too_long(steps * step_seconds)
+    without = "without evaluations and checkpoints; nothing was written (--dry-run)"
+    print(f"time       {text} of {step_seconds:.3g} s, {without}")
     if warning:
         print(warning)
 
@@ -185,45 +220,24 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     if latest is not None:
         restore(state, latest)
         print(describe_resume(latest, run))
-    elif run.carried is not None:
+        return state
+    if run.carried is not None:
         carry_over(state, run.carried, run.data.content_hash)
-    if latest is None:  # all ranks need the same value
-        seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)
-        state.progress.longest_seconds[INITIAL_WEIGHTS] = seconds
+    # All ranks need the same value.
+    state.progress.wall_seconds = run.dist_context.run_on_main(lambda: time.perf_counter() - begin)
     return state
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
     """Build the model, with weights from the checkpoint or `--init-from`, or with new weights."""
-    train, extension = run.config.train, run.extension
+    train = run.config.train
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
     if latest is not None:
         load_weights(model, latest.path, flag="checkpoint", seed=train.seed)
     elif run.init_from is not None:
-        fresh, unused = load_weights(model, run.init_from, flag="--init-from", seed=train.seed, extension=extension)
-        print(f"weights from {run.init_from}{'; the teacher is not used' if run.teacher else ''}")
-        if extension is not None and (new := len(extension.pieces)):
-            print(
-                f"the vocabulary of the data adds {new:,} tokens to the model's, {extension.num_in_slots:,} in unused "
-                f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
-                "token's old pieces"
-            )
-        for names, text in ((fresh, "missing, initialized from the seed"), (unused, "present, but not used")):
-            if names:
-                print(f"  {text}: {', '.join(names)}")
+        _load_weights(model, run, run.init_from)
     else:
-        model.initialize(train.seed)
-        # The heads would not match a teacher's embeddings. Only the main process counts: DDP copies its weights to all.
-        if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
-            num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
-            print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
-        elif train.init != "normal":
-            start_positional_heads(model, train.seed)
-        if train.mlm_bias == "unigram":
-            model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
-        if run.teacher is not None:
-            teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
-            print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
+        _initialize(model, run)
     if run.data.config.next_sentence == "none":  # without pairs, the loss does not use these two
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
@@ -231,9 +245,45 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
     return model.to(run.device)
 
 
+def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> None:
+    """Load the weights of `--init-from`, and print what is new and what is not used."""
+    extension = run.extension
+    fresh, unused = load_weights(model, folder, flag="--init-from", seed=run.config.train.seed, extension=extension)
+    print(f"weights from {folder}{'; the teacher is not used' if run.teacher else ''}")
+    if extension is not None and extension.pieces:
+        new = len(extension.pieces)
+        print(
+            f"the vocabulary of the data adds {new:,} tokens to the model's, {extension.num_in_slots:,} in unused "
+            f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
+            "token's old pieces"
+        )
+    if fresh:
+        print(f"  missing, initialized from the seed: {', '.join(fresh)}")
+    if unused:
+        print(f"  present, but not used: {', '.join(unused)}")
+
+
+def _initialize(model: BertForPreTraining, run: ResolvedRun) -> None:
+    """Set the initial weights of a run that starts from no other weights than a teacher's."""
+    train = run.config.train
+    model.initialize(train.seed)
+    # The heads would not match a teacher's embeddings. Only the main process counts: DDP copies its weights to all.
+    if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
+        num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
+        print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
+    elif train.init != "normal":
+        start_positional_heads(model, train.seed)
+    if train.mlm_bias == "unigram":
+        model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
+    if run.teacher is not None:
+        teacher = load_model(run.teacher, required=MLM_WEIGHTS, flag=TEACHER).model
+        print(f"initial weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
+
+
 def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
     """Return the manifest entries that are known at the start. `Diagnosis` needs them for its hints."""
     data = run.data
+    entropies = {name: value_of(split, "statistics.unigram_entropy") for name, split in data.manifest["splits"].items()}
     return {
         "length": asdict(run.length),
         "data": {
@@ -245,10 +295,7 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
                 "language": data.config.language,
                 "masked_lm_prob": data.config.masked_lm_prob,
                 "held_out": data.rows("validation"),
-                "unigram_entropy": {
-                    name: value_of(split, "statistics.unigram_entropy")
-                    for name, split in data.manifest["splits"].items()
-                },
+                "unigram_entropy": entropies,
             },
         },
         "config": run.config.model_dump(mode="json"),
@@ -256,15 +303,23 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
-    train, progress, sampler = run.config.train, state.progress, None
+    train = run.config.train
+    sampler = None
     if run.samples_softmax:
         frequencies = unigram_bias(run.data, run.tokenizer).exp().numpy()
         sampler = CandidateSampler(frequencies, train.softmax_candidates, train.seed)
     return TrainingData(
-        run.data, seed=train.seed, global_batch_size=train.global_batch_size, micro_batch_tokens=run.micro_batch_tokens,
-        first_step=progress.step, first_example=progress.examples - progress.examples_before,
-        rank=run.dist_context.rank, num_ranks=run.dist_context.size, static_shapes=run.compiled, sampler=sampler,
-    )  # fmt: skip
+        run.data,
+        seed=train.seed,
+        global_batch_size=train.global_batch_size,
+        micro_batch_tokens=run.micro_batch_tokens,
+        first_step=state.progress.step,
+        first_example=state.progress.examples - state.progress.examples_before,
+        rank=run.dist_context.rank,
+        num_ranks=run.dist_context.size,
+        static_shapes=run.compiled,
+        sampler=sampler,
+    )
 
 
 def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
@@ -275,13 +330,19 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         print(f"the model card has no curves, and the final loss was not checked: {error}")
         metrics = []
     warning = nothing_learned(record, metrics)
+    validation = log.newest.get("validation")
+    parameters = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     with atomic_folder(run.output / "model") as temporary:
-        weights, _ = export_weights({name: parameter.detach() for name, parameter in state.model.named_parameters()})
+        weights, _ = export_weights(parameters)
         save_model_folder(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
-        has_curves = bool(metrics) and draw_curves(run.output, record, metrics, temporary)
-        validation = log.newest.get("validation")
         card = model_card(
-            run, state.progress, validation, model=state.model, is_final=True, has_curves=has_curves, warning=warning
+            run,
+            state.progress,
+            validation,
+            model=state.model,
+            is_final=True,
+            has_curves=bool(metrics) and draw_curves(run.output, record, metrics, temporary),
+            warning=warning,
         )
         write_text(temporary / CARD, card)
     body = {

@@ -1,9 +1,21 @@
-"""The length of a run and its learning rate: pure functions of the configuration, the step and the clock."""
+"""How much of a run is over, and what follows: its end, its learning rate, and what is due after a step.
+
+`RunClock` has the steps, the time, and the time that the end of the run needs. Everything else is a pure function.
+"""
 
 import math
+import time
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from bert_pretrain.config import TrainConfig
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bert_pretrain.config import DEFAULT_EVAL_EVERY, TrainConfig, duration
+from bert_pretrain.train.distributed import DistContext
+from bert_pretrain.train.signals import STOPS
+from bert_pretrain.train.state import Progress
 
 WSD_DECAY_SHARE = 0.1  # share of the run in which `wsd` decays, from MiniCPM (Hu et al., 2024, section 4)
 
@@ -54,7 +66,8 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     warmup = warmup_steps(config, end)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup
-    return config.peak_lr * _decay(config.schedule, end - step, end - warmup, max(1, round(WSD_DECAY_SHARE * end)))
+    wsd_decay = max(1, round(WSD_DECAY_SHARE * end))
+    return _decayed(config, end - step, end - warmup, wsd_decay)
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
@@ -64,35 +77,21 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     of steps.
     """
     warmup = config.warmup_ratio * end
-    # Add one mean step, so that the first rates are above 0. The first steps are assumed to take 1 % of the warm-up.
-    mean_step = seconds / step if step and seconds > 0 else warmup / 100
-    risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
     if seconds < warmup:
-        return config.peak_lr * risen
-    left, total = max(end - seconds, 0.0), max(end - warmup, 1e-9)
-    return config.peak_lr * _decay(config.schedule, left, total, WSD_DECAY_SHARE * end)
+        # Add one mean step, so that the first rates are above 0. The first step is assumed to take 1 % of the warm-up.
+        mean_step = seconds / step if step and seconds > 0 else warmup / 100
+        return config.peak_lr * min(1.0, (seconds + mean_step) / warmup)
+    return _decayed(config, max(end - seconds, 0.0), max(end - warmup, 1e-9), WSD_DECAY_SHARE * end)
 
 
-def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
-    """Return the factor of `peak_lr` when `left` of the `total` steps or seconds after the warm-up remain."""
+def _decayed(config: TrainConfig, left: float, total: float, wsd_decay: float) -> float:
+    """Return the learning rate when `left` of the `total` steps or seconds after the warm-up remain."""
     remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
-    if schedule == "linear":
-        return remaining
-    if schedule == "cosine":
-        return 0.5 * (1.0 - math.cos(math.pi * remaining))
-    return min(1.0, left / wsd_decay)
-
-
-def duration(seconds: float) -> str:
-    """Format a time as `2d 3h`, `1h 05m`, `2m 03s` or `4.5s`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours}h"
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
+    if config.schedule == "linear":
+        return config.peak_lr * remaining
+    if config.schedule == "cosine":
+        return config.peak_lr * (0.5 * (1.0 - math.cos(math.pi * remaining)))
+    return config.peak_lr * min(1.0, left / wsd_decay)
 
 
 def too_long(seconds: float) -> str:
@@ -103,3 +102,123 @@ def too_long(seconds: float) -> str:
         f"warning: training takes {duration(seconds)}\n"
         "  hint: limit it with --time, or let 'run auto' choose a model that fits a time limit"
     )
+
+
+class Reading(NamedTuple):
+    """Values that all ranks agree on between two steps."""
+
+    signal_number: int  # a stop signal, SIGUSR1 to save, or 0
+    seconds: float  # since the start of the run
+    reserve: float  # seconds for one more step, the last evaluation and the last checkpoint
+
+
+@dataclass
+class RunClock:
+    """Tells whether a run is over, its learning rate, and what is due after a step.
+
+    The answers follow from the last `advance`, so all ranks have the same ones.
+    """
+
+    config: TrainConfig
+    length: Length
+    progress: Progress  # changed in place
+    dist_context: DistContext
+    is_start: bool  # False for a run that resumes
+    slow_steps_left: int  # steps at the start, which compile or capture and are left out of rates
+
+    def __post_init__(self) -> None:
+        self.now = Reading(0, self.progress.wall_seconds, 0.0)
+        self._before = self.now
+        self._start = time.perf_counter() - self.progress.wall_seconds
+        self._sent: tuple[Any, Tensor] | None = None
+
+    def read(self) -> float:
+        """Return the seconds since the start of the run, and store them in its progress."""
+        self.progress.wall_seconds = time.perf_counter() - self._start
+        return self.progress.wall_seconds
+
+    def advance(self, signal_number: int) -> None:
+        """Agree with all ranks on the signal number and the time. The largest values apply."""
+        self._before = self.now
+        seconds = self.read()
+        longest = self.progress.longest_seconds
+        reserve = sum(longest.values())
+        if self.dist_context.size == 1:
+            self.now = Reading(signal_number, seconds, reserve)
+        else:
+            # The result is one step old.
+            self.now = self._maximum(Reading(signal_number, seconds, reserve + longest.get("step", 0.0)))
+        if self.is_start and self.slow_steps_left:
+            self.progress.warmup_start = self.now.seconds
+
+    def _maximum(self, own: Reading) -> Reading:
+        """Send the values of this rank, and return the maximum of those that ranks sent in the previous call.
+
+        They have already arrived, so no rank waits. The first call returns the maximum of its own values.
+        """
+        values = torch.tensor(own, dtype=torch.float64)
+        sending = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
+        work, agreed = self._sent or sending
+        work.wait()
+        self._sent = sending
+        return Reading(int(agreed[0]), float(agreed[1]), float(agreed[2]))
+
+    @property
+    def is_over(self) -> bool:
+        return self.length.is_over(self.progress.step, self.now.seconds, self.now.reserve)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop signal has arrived."""
+        return self.now.signal_number in STOPS
+
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step."""
+        step = self.progress.step
+        if self.length.steps is not None:
+            return learning_rate(self.config, step, self.length.steps)
+        start = self.progress.warmup_start
+        end = (self.length.seconds or 0.0) - self.now.reserve
+        return learning_rate_by_clock(self.config, step, self.now.seconds - start, end - start)
+
+    def due(self) -> list[str]:
+        """Return what is due after a step, in this order: "log", "evaluate", "save"."""
+        due = []
+        if self._is_due(self.config.log_every):
+            due.append("log")
+        if (self._is_due(self.config.eval_every) or self._ends_an_eighth()) and not self.is_stopped:
+            due.append("evaluate")
+        if self._is_due(self.config.save_every) or self.now.signal_number:
+            due.append("save")
+        return due
+
+    def _is_due(self, every: int) -> bool:
+        return self.is_over or self.progress.step % every == 0
+
+    def _ends_an_eighth(self) -> bool:
+        """Return whether an eighth of the time budget ended in the last step.
+
+        False if `eval_every` is configured, or if the end of the run needs more than 2 % of the budget.
+        """
+        budget = self.length.seconds
+        if budget is None or self.config.eval_every != DEFAULT_EVAL_EVERY or self.now.reserve > 0.02 * budget:
+            return False
+        return int(8 * self._before.seconds / budget) < int(8 * self.now.seconds / budget)
+
+    def add_step(self, seconds: float) -> None:
+        """Add the time of a step."""
+        self.progress.elapsed_seconds += seconds
+        if self.slow_steps_left:
+            self.slow_steps_left -= 1
+        else:
+            # With decay, because recent steps predict the last step better than the slowest step of the run.
+            self.reserve("step", seconds, decay=0.9)
+
+    def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
+        """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""
+        longest = self.progress.longest_seconds
+        longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
+
+    def close(self) -> None:
+        if self._sent is not None:
+            self._sent[0].wait()

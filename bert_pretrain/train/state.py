@@ -11,8 +11,6 @@ from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.step import LossScale, StepSums
 
-INITIAL_WEIGHTS = "initial weights"  # an activity before the training loop, which a time budget includes
-
 
 @dataclass
 class Progress:
@@ -23,7 +21,7 @@ class Progress:
     examples_before: int = 0  # examples of other data, seen before --carry-optimizer
     tokens: int = 0
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
-    wall_seconds: float = 0.0  # in the whole training loop; a time budget limits this
+    wall_seconds: float = 0.0  # since the making of the initial weights; a time budget limits this
     warmup_start: float = 0.0  # `wall_seconds` after the first evaluation and the slow steps at the start
     longest_seconds: dict[str, float] = field(default_factory=dict)  # by activity; a time budget reserves their sum
 
@@ -62,19 +60,23 @@ class TrainState:
     @property
     def losses(self) -> nn.Module:
         """The model with its losses, without the DDP wrapper."""
-        return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
+        if isinstance(self.network, nn.parallel.DistributedDataParallel):
+            return self.network.module
+        return self.network
 
     def count(self, batch: GlobalBatch) -> None:
         """Count a finished step."""
         self.progress.step += 1
         self.progress.examples += batch.num_sequences
         self.progress.tokens += batch.num_tokens
-        pads = self.model.attention_backend == "padded"
         self.interval.steps += 1
         for micro in batch.micro_batches:
             self.interval.own_tokens += micro.num_tokens
-            num_packed, num_sequences = micro.input_ids.shape[0], micro.cu_seqlens.shape[0] - 1
-            self.interval.attended_slots += num_sequences * micro.max_seqlen if pads else num_packed
+            if self.model.attention_backend == "padded":
+                num_sequences = len(micro.cu_seqlens) - 1
+                self.interval.attended_slots += num_sequences * micro.max_seqlen
+            else:
+                self.interval.attended_slots += len(micro.input_ids)
 
     def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
         """Count the time of a step for the rates of the interval."""
@@ -97,7 +99,7 @@ class TrainState:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"optimizer/{name}/{key}"] = value
         if self.loss_scale is not None:
-            tensors |= {f"loss_scale/{name}": tensor for name, tensor in vars(self.loss_scale).items()}
+            tensors |= {f"loss_scale/{name}": tensor for name, tensor in self.loss_scale.tensors().items()}
         return tensors
 
     def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
@@ -105,7 +107,8 @@ class TrainState:
         owners: dict[Tensor, torch.optim.Optimizer] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()
-            owners |= {parameter: optimizer for group in optimizer.param_groups for parameter in group["params"]}
+            for group in optimizer.param_groups:
+                owners |= dict.fromkeys(group["params"], optimizer)
         for full_name, tensor in tensors.items():
             kind, _, rest = full_name.partition("/")
             name, _, key = rest.rpartition("/")
@@ -113,7 +116,9 @@ class TrainState:
                 parameter = self.model.get_parameter(name)
                 # Copy: safetensors may return a view of the mapped file, which may be deleted with its checkpoint.
                 owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
-            elif kind == "interval" and not only_optimizers:
+            elif only_optimizers:
+                continue
+            elif kind == "interval":
                 self.sums.copy_(tensor)
-            elif kind == "loss_scale" and not only_optimizers and self.loss_scale is not None:
-                getattr(self.loss_scale, key).copy_(tensor)
+            elif self.loss_scale is not None:
+                self.loss_scale.tensors()[key].copy_(tensor)

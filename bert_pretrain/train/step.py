@@ -4,6 +4,7 @@ A step does not wait for the device, unless it captures or checks a CUDA graph. 
 finite, skips the update if they are not, and sums the metrics. The sums are read only when a log line is due.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -36,8 +37,12 @@ class LossScale:
         """Halve the scale after an overflow. Double it after `LOSS_SCALE_GROWTH_STEPS` steps without an overflow."""
         good_steps = torch.where(overflowed, 0, self.good_steps + 1)
         grows = good_steps >= LOSS_SCALE_GROWTH_STEPS
-        self.scale.mul_(torch.where(overflowed, 0.5, torch.where(grows, 2.0, 1.0)))
+        growth = torch.where(grows, 2.0, 1.0)
+        self.scale.mul_(torch.where(overflowed, 0.5, growth))
         self.good_steps.copy_(torch.where(grows, 0, good_steps))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scale": self.scale, "good_steps": self.good_steps}
 
 
 Value = TypeVar("Value", Tensor, float)
@@ -95,17 +100,17 @@ def train_step(
     2-norm of the gradients. `graphs` runs a step of one micro-batch as a CUDA graph if possible.
     """
 
-    def seeded() -> Iterator[Batch]:
-        for number, micro_batch in enumerate(batch.micro_batches):
-            index = number * dist_context.size + dist_context.rank
-            torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
-            yield micro_batch
-
     def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         parts = _add_gradients(
-            network, micro_batches, len(batch.micro_batches), counts, dtype, loss_scale, dist_context
+            network,
+            micro_batches,
+            len(batch.micro_batches),
+            counts,
+            dtype,
+            loss_scale,
+            dist_context,
         )
         norm = _clip(network, max_grad_norm, loss_scale)
         metrics = _step_metrics(parts, counts, norm, dist_context)
@@ -115,15 +120,27 @@ def train_step(
             loss_scale.update(~is_finite)
         _add_metrics(sums, metrics, is_finite)
 
-    changed = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
+    seeded = functools.partial(_seeded, batch, seed, step, dist_context)
+    changed = [sums]
+    if loss_scale is not None:
+        changed += loss_scale.tensors().values()
     # A graph has one micro-batch, whose tensors it copies itself, so here `seeded` only seeds the generator.
     if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), changed):
         return
     # `new_full` fills on the device. `torch.tensor` would copy from the host and wait.
-    counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
-    compute(seeded(), torch.stack(counts), learning_rate)
+    num_predictions = sums.new_full((), batch.num_predictions)
+    num_pairs = sums.new_full((), batch.num_pairs)
+    compute(seeded(), torch.stack([num_predictions, num_pairs]), learning_rate)
     if graphs is not None:
         graphs.check()
+
+
+def _seeded(batch: GlobalBatch, seed: int, step: int, dist_context: DistContext) -> Iterator[Batch]:
+    """Yield the micro-batches, and seed the generator of dropout before each."""
+    for number, micro_batch in enumerate(batch.micro_batches):
+        index = number * dist_context.size + dist_context.rank
+        torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
+        yield micro_batch
 
 
 def _add_gradients(
@@ -138,7 +155,9 @@ def _add_gradients(
     """Accumulate gradients over micro-batches. Divide losses by `counts`, (2,), of predictions and pairs."""
     num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
     # DDP averages gradients over ranks, but the losses of ranks must be summed.
-    scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
+    scale: float | Tensor = dist_context.size
+    if loss_scale is not None:
+        scale = loss_scale.scale * scale
     parts: list[LossSums] = []
     # One autocast region covers all micro-batches, so that each weight is cast once per step (per micro-batch if layers
     # are compiled). The inner region disables autocast for the backward pass but keeps the cached casts.
@@ -172,15 +191,25 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 @torch.no_grad()
 def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
     """Return the metrics of a step that is not skipped."""
-    totals = torch.stack([value.to(counts.dtype) for part in parts for value in part]).view(len(parts), -1).sum(dim=0)
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).unbind()
+    values = torch.stack([value.to(counts.dtype) for part in parts for value in part])
+    totals = values.view(len(parts), -1).sum(dim=0)
+    totals = dist_context.all_reduce_sum(totals)
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = totals.unbind()
     predictions, pairs = counts.unbind()
     mean = mlm_loss / predictions.clamp(min=1.0) + nsp_loss / pairs.clamp(min=1.0)
     zero = torch.zeros_like(mean)
     return StepSums(
-        mlm_loss, nsp_loss, mlm_correct, nsp_correct, predictions, pairs,
-        skipped=zero, loss=mean, grad_norm=norm.to(counts.dtype), skipped_in_a_row=zero,
-    )  # fmt: skip
+        mlm_loss,
+        nsp_loss,
+        mlm_correct,
+        nsp_correct,
+        predictions,
+        pairs,
+        skipped=zero,
+        loss=mean,
+        grad_norm=norm.to(counts.dtype),
+        skipped_in_a_row=zero,
+    )
 
 
 @torch.no_grad()

@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.train import cuda_graph, loss
-from bert_pretrain.train.candidates import CandidateSampler
+from bert_pretrain.train import cuda_graph, decoder_loss
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS
@@ -27,6 +26,7 @@ from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit
 from bert_pretrain.train.packing import GlobalBatch, ShapeMultiples, global_batch_of
 from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
 from tests.cuda.fake_cuda import CUDA, fake_cuda, fake_global_batch, make_state
@@ -135,8 +135,8 @@ def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, A
         return aot_eager(graph, inputs)
 
     config = make_config(Combination("adamw", "fp16", attention, checkpointing, 0.1, True))
-    softmax = functools.partial(loss._compiled_softmax, counter)
-    with fake_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
+    softmax = functools.partial(decoder_loss._compiled_softmax, counter)
+    with fake_cuda() as mode, mock.patch.object(decoder_loss, "_compiled_softmax", softmax):
         state = make_state(config, VOCAB_SIZE, attention=attention, backend=counter)
         with Recorder() as recorder:
             for step, batch in enumerate(batches):
@@ -191,9 +191,9 @@ def _captured(combination: Combination, batches: list[GlobalBatch], backend: Any
     if not combination.pairs:
         batches = [without_pairs(batch) for batch in batches]
     captured: list[Recorder] = []
-    softmax = functools.partial(loss._compiled_softmax, aot_eager)
+    softmax = functools.partial(decoder_loss._compiled_softmax, aot_eager)
     compared = mock.patch.object(cuda_graph.Trial, "distances", return_value=(0.0, 0.0))  # fake tensors have no values
-    with fake_cuda() as mode, compared, mock.patch.object(loss, "_compiled_softmax", softmax):
+    with fake_cuda() as mode, compared, mock.patch.object(decoder_loss, "_compiled_softmax", softmax):
         state = make_state(
             config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs, backend=backend
         )

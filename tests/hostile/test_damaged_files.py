@@ -36,9 +36,9 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, sha256_file, write_checksums
 from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.metrics import read_metrics
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve

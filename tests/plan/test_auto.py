@@ -14,7 +14,6 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING
 from bert_pretrain.plan import auto, timing
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.train.state import INITIAL_WEIGHTS
 from tests.conftest import call, run_stages
 from tests.plan.test_planner import machine, plan
 
@@ -167,7 +166,7 @@ def test_run_that_finished_without_a_time_limit_is_not_trained_again(english_tex
 
 
 def test_resumed_run_has_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = {"wall_seconds": 20.0, "longest_seconds": {INITIAL_WEIGHTS: 5.0, "evaluate": 1.0}}
+    progress = {"wall_seconds": 25.0, "longest_seconds": {"evaluate": 1.0}}
     checkpoint = types.SimpleNamespace(record={"progress": progress})
     monkeypatch.setattr("bert_pretrain.train.checkpoint.newest_checkpoint", lambda _, changes: checkpoint)
     with TimeLimit(100.0, tmp_path / "time.json", used_before_open=40.0) as limit:

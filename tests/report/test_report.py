@@ -12,7 +12,8 @@ import pytest
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import sha256_file
 from bert_pretrain.io.manifest import Output, read_record
-from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_metrics
+from bert_pretrain.metrics import read_metrics
+from bert_pretrain.report.curves import PANELS, draw_curves, make_figure
 from bert_pretrain.report.render import escaped, render
 from bert_pretrain.report.report import normal_values, write_report
 from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of

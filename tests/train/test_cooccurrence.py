@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.train import cooccurrence
-from bert_pretrain.train.cooccurrence import (
+from bert_pretrain.train import initial_weights
+from bert_pretrain.train.initial_weights import (
     Cooccurrences,
+    Pairs,
     count_cooccurrences,
     mutual_information,
     relation,
@@ -36,10 +37,11 @@ def test_counts_are_those_of_a_slow_loop(data_folder: Path, monkeypatch: pytest.
                     found = zip(segment, segment[distance:], strict=False)
                     pairs.update(pair for pair in found if min(pair) >= FIRST_WORD)
     assert num_left < 0
-    monkeypatch.setattr(cooccurrence, "MAX_TOKENS", max_tokens)
+    monkeypatch.setattr(initial_weights, "MAX_TOKENS", max_tokens)
     counted = count_cooccurrences(data, data.tokenizer(), 3)
     for distance, pairs in expected.items():
-        found = dict(zip(map(tuple, counted.pairs[distance - 1].T), counted.counts[distance - 1], strict=True))
+        left, right, counts = counted.pairs[distance - 1]
+        found = dict(zip(zip(left, right, strict=True), counts, strict=True))
         assert found == pairs
         left = counted.at(-distance).to_dense()
         assert torch.equal(left, counted.at(distance).to_dense().T)
@@ -63,7 +65,8 @@ def test_mutual_information_is_positive_and_from_smoothed_frequencies() -> None:
 def pairs_of(tokens: list[int], vocab_size: int) -> Cooccurrences:
     """Count the neighbors in a text."""
     counted = Counter(itertools.pairwise(tokens))
-    return Cooccurrences(vocab_size, [np.array(list(counted)).T], [np.array(list(counted.values()))])
+    left, right = np.array(list(counted)).T
+    return Cooccurrences(vocab_size, [Pairs(left, right, np.array(list(counted.values())))])
 
 
 def test_word_vectors_are_similar_for_tokens_with_similar_contexts() -> None:
@@ -107,7 +110,7 @@ def test_relation_of_few_tokens_is_in_the_span_of_their_vectors() -> None:
 
 
 def test_text_without_pairs_gives_no_vectors(new_data_folder: NewData, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "MAX_TOKENS", 0)
+    monkeypatch.setattr(initial_weights, "MAX_TOKENS", 0)
     data = DataFolder.open(new_data_folder())
     cooccurrences = count_cooccurrences(data, data.tokenizer(), 4)
     words = word_vectors(cooccurrences, 16, 0.02, seed=1)

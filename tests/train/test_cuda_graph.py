@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bert_pretrain.examples.examples import IGNORE_INDEX
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 from tests.train.conftest import (

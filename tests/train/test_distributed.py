@@ -20,12 +20,12 @@ from torch import Tensor
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, init_distributed, parallelize, shut_down
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.run import train
+from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.signals import newest_step
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step

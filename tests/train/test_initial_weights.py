@@ -161,8 +161,8 @@ def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(
     monkeypatch.setattr("bert_pretrain.train.run.start_from_cooccurrences", slow)
     run = fit(max_steps=None, time_budget=5, init="cooccurrences", warmup_ratio=0.5, log_every=1)
     progress = json.loads((run / "manifest.json").read_text())["progress"]
-    assert progress["longest_seconds"]["initial weights"] > 2.0
-    assert progress["wall_seconds"] < 3.5  # the training loop gets the rest of the budget
+    assert progress["wall_seconds"] < 5.5
+    assert progress["elapsed_seconds"] < 3.0  # the training loop gets the rest of the budget
     rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
     assert rates[0] < 0.1 * max(rates)
 

@@ -10,7 +10,7 @@ import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.manifest import PARTIAL, read_record
-from bert_pretrain.report.curves import read_metrics
+from bert_pretrain.metrics import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.train.log import MetricsFile
 from tests.conftest import reopen

@@ -1,4 +1,4 @@
-"""`masked_lm_loss` has the value and gradients of cross-entropy."""
+"""`decoder_loss` has the value and gradients of cross-entropy."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from bert_pretrain.examples.examples import IGNORE_INDEX
-from bert_pretrain.train import loss
-from bert_pretrain.train.loss import masked_lm_loss
+from bert_pretrain.train import decoder_loss as module
+from bert_pretrain.train.decoder_loss import Targets, decoder_loss
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) -> list[torch.Tensor]:
@@ -21,15 +21,15 @@ def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) 
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(0, 90), (1, 96), (31, 90), (32, 96), (100, 90)])
 def test_loss_gradients_and_accuracy_equal_cross_entropy(rows: int, vocabulary: int, monkeypatch) -> None:
-    monkeypatch.setitem(loss.BLOCK_ROWS, "cpu", 48)
+    monkeypatch.setitem(module.BLOCK_ROWS, "cpu", 48)
     features, weight, bias, labels = inputs(rows, vocabulary=vocabulary)
-    total, correct = masked_lm_loss(features, weight, bias, labels)
+    total, correct = decoder_loss(features, weight, bias, Targets(labels))
     logits = F.linear(features, weight, bias)
     expected = F.cross_entropy(logits, labels, reduction="sum")
     torch.testing.assert_close(total, expected)
     assert correct == (logits.argmax(1) == labels).sum()
     with torch.no_grad():
-        torch.testing.assert_close(masked_lm_loss(features, weight, bias, labels)[0], expected)
+        torch.testing.assert_close(decoder_loss(features, weight, bias, Targets(labels))[0], expected)
     ours = torch.autograd.grad(total * 0.3, (features, weight, bias))
     theirs = torch.autograd.grad(expected * 0.3, (features, weight, bias))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -39,7 +39,7 @@ def test_loss_gradients_and_accuracy_equal_cross_entropy(rows: int, vocabulary: 
 def test_autocast_loss_is_close_and_gradients_keep_their_dtypes(dtype: torch.dtype) -> None:
     features, weight, bias, labels = inputs(50, dtype)
     with torch.autocast("cpu", dtype):
-        total, _ = masked_lm_loss(features, weight, bias, labels)
+        total, _ = decoder_loss(features, weight, bias, Targets(labels))
     expected = F.cross_entropy(F.linear(features.float(), weight, bias), labels, reduction="sum")
     torch.testing.assert_close(total, expected, atol=0.0, rtol=1e-2)
     ours = torch.autograd.grad(total, (features, weight, bias))
@@ -55,15 +55,16 @@ def test_fused_softmax_equals_the_plain_one() -> None:
     labels = torch.randint(0, 90, (37,), generator=generator)
     labels[-5:] = IGNORE_INDEX
     plain, fused, d_bias = logits.clone(), logits.clone(), torch.zeros(96)
-    expected = loss._softmax_in_place(plain, bias, labels, 2.0, d_bias, True)
-    torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, labels, 2.0), expected)
+    expected = module._softmax_in_place(plain, bias, Targets(labels), 2.0, d_bias, True)
+    torch.testing.assert_close(module._fused_softmax_in_place(fused, bias, Targets(labels), 2.0), expected)
     torch.testing.assert_close(fused, plain)
     torch.testing.assert_close(fused.sum(dim=0), d_bias)
     # The labels of a sampled softmax are column 90. Some are also candidates, which their rows exclude.
-    targets, own = torch.where(labels < 0, labels, 90), (torch.randn(37, generator=generator), labels.clamp(min=0))
+    own_logits = torch.randn(37, generator=generator)
+    targets = Targets(torch.where(labels < 0, labels, 90), own_logits, labels.clamp(min=0))
     plain, fused = logits.clone(), logits.clone()
-    expected = loss._softmax_in_place(plain, bias, targets, 2.0, d_bias, True, *own)
-    torch.testing.assert_close(loss._fused_softmax_in_place(fused, bias, targets, 2.0, *own), expected)
+    expected = module._softmax_in_place(plain, bias, targets, 2.0, d_bias, True)
+    torch.testing.assert_close(module._fused_softmax_in_place(fused, bias, targets, 2.0), expected)
     torch.testing.assert_close(fused, plain)
     assert (plain[torch.arange(32), labels[:32]] == 0).all()
     assert (plain[:32, 90] < 0).all()
@@ -76,7 +77,7 @@ def test_many_rows_with_one_label_do_not_overflow_fp16() -> None:
     gradients = []
     for dtype in (torch.float32, torch.float16):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            total, _ = masked_lm_loss(large, weight, bias, labels)
+            total, _ = decoder_loss(large, weight, bias, Targets(labels))
         gradients.append(torch.autograd.grad(total, [large, weight, bias]))
     for exact, half in zip(*gradients, strict=True):
         assert half.isfinite().all()
@@ -95,7 +96,7 @@ def test_products_are_padded_and_gradients_are_not(dtype: torch.dtype) -> None:
             return function(*arguments, **(options or {}))
 
     with Record(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        total, _ = masked_lm_loss(features, weight, bias, labels)
+        total, _ = decoder_loss(features, weight, bias, Targets(labels))
     assert {size for shape in shapes for size in shape} == {64, 96, 16}  # 45 rows, 90 tokens, 16 hidden
     gradients = torch.autograd.grad(total, (features, weight, bias))
     assert [gradient.shape for gradient in gradients] == [(45, 16), (90, 16), (90,)]

@@ -104,9 +104,9 @@ def test_a_stop_signal_during_the_last_evaluation_stops_the_command(fit: Fit, fi
             os.kill(os.getpid(), signal.SIGTERM)
         original(*arguments, **options)
 
-    original, run = loop._evaluate, tmp_path / "run"
+    original, run = loop.Loop._evaluate, tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_evaluate", evaluate)
+        patch.setattr(loop.Loop, "_evaluate", evaluate)
         with pytest.raises(Interrupted, match="step-00000012"):
             fit(run)
     assert not (run / "model").exists()

@@ -14,7 +14,7 @@ from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.train import loop
+from bert_pretrain.train import loop, schedule
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
@@ -33,7 +33,8 @@ def hanging_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         train_step(*arguments, step=step, **options)
         seconds[0] += 10.0 if step in hanging else 1.0
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    for module in (loop, schedule):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     monkeypatch.setattr(loop, "train_step", timed_step)
     return hanging
 

@@ -1,11 +1,22 @@
-"""Learning rate schedules and the length of a run."""
+"""Learning rate schedules, the length of a run, and what is due after a step."""
+
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
+from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.schedule import (
+    Length,
+    RunClock,
+    learning_rate,
+    learning_rate_by_clock,
+    run_length,
+    warmup_steps,
+)
+from bert_pretrain.train.state import Progress
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -70,3 +81,23 @@ def test_run_ends_at_its_last_step_or_when_its_time_is_up() -> None:
     assert not Length(5).is_over(4, 1e9)
     assert not Length(None, 60.0).is_over(10**9, 49.0, reserve=10.0)
     assert Length(None, 60.0).is_over(0, 50.0, reserve=10.0)
+
+
+def test_clock_tells_what_is_due_after_a_step() -> None:
+    config = TrainConfig(max_steps=11, log_every=2, eval_every=3, save_every=4)
+    clock = RunClock(config, Length(11), Progress(), SINGLE_PROCESS, is_start=True, slow_steps_left=1)
+    due = {}
+    for step in range(1, 12):
+        assert not clock.is_over
+        clock.progress.step = step
+        clock.advance(0)
+        due[step] = clock.due()
+    assert clock.is_over
+    assert due[1] == due[5] == due[7] == []
+    assert (due[2], due[3], due[4]) == (["log"], ["evaluate"], ["log", "save"])
+    assert due[11] == ["log", "evaluate", "save"]
+    clock.progress.step = 6
+    clock.advance(signal.SIGUSR1)
+    assert clock.due() == ["log", "evaluate", "save"]
+    clock.advance(signal.SIGTERM)
+    assert clock.due() == ["log", "save"]  # no evaluation delays the end

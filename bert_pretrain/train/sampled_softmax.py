@@ -1,4 +1,4 @@
-"""Draw the candidates of a sampled softmax (Jean et al., 2015, section 3.1).
+"""A sampled softmax (Jean et al., 2015, section 3.1): draw its candidates, and compute its loss.
 
 In a small network, the logits of the whole vocabulary take most of a step. A sampled softmax computes those of the
 label and of some candidates, and divides the exponential of each candidate by the probability that it is a candidate.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bert_pretrain import rng
+from bert_pretrain.train.decoder_loss import Targets, decoder_loss
 
 # The probability of a candidate is proportional to its frequency to this power. With 1, rare candidates have large
 # weights, and the loss after 9.4 million tokens is up to 0.11 nats higher (RESULTS.md).
@@ -30,7 +31,8 @@ class CandidateSampler:
 
     def __init__(self, frequencies: np.ndarray, number: int, seed: int) -> None:
         """Initialize from the frequencies of all tokens, (vocabulary,), positive. `number` is less than their count."""
-        self._number, self._seed = number, seed
+        self._number = number
+        self._seed = seed
         probabilities = inclusion_probabilities(frequencies**FREQUENCY_POWER, number)
         self._bounds = np.cumsum(probabilities)
         self._log_probabilities = np.log(probabilities).astype(np.float32)
@@ -43,7 +45,8 @@ class CandidateSampler:
         """
         first = rng.stream(self._seed, "candidates", step=step).uniform(1e-6, 1 - 1e-6)  # margins for rounding errors
         token_ids = np.searchsorted(self._bounds, first + np.arange(self._number))
-        return Candidates(torch.from_numpy(token_ids), torch.from_numpy(self._log_probabilities[token_ids]))
+        log_probabilities = self._log_probabilities[token_ids]
+        return Candidates(torch.from_numpy(token_ids), torch.from_numpy(log_probabilities))
 
 
 def inclusion_probabilities(weights: np.ndarray, number: int) -> np.ndarray:
@@ -55,7 +58,42 @@ def inclusion_probabilities(weights: np.ndarray, number: int) -> np.ndarray:
     descending = weights[order].astype(np.float64)
     remaining = np.cumsum(descending[::-1])[::-1]  # the sum of each weight and all smaller ones
     # The first token with a probability of at most 1 if all before it are certain. Later tokens have smaller ones.
-    num_certain = int(np.argmax((number - np.arange(len(order))) * descending <= remaining))
+    num_left = number - np.arange(len(order))
+    num_certain = int(np.argmax(num_left * descending <= remaining))
+    factor = num_left[num_certain] / remaining[num_certain]
     probabilities = np.ones(len(order))
-    probabilities[order[num_certain:]] = (number - num_certain) / remaining[num_certain] * descending[num_certain:]
+    probabilities[order[num_certain:]] = factor * descending[num_certain:]
     return probabilities
+
+
+def sampled_softmax_loss(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    candidates: Candidates,
+    *,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return estimates of the summed cross-entropy over the vocabulary, and of the number of correct predictions.
+
+    `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
+    Each row has the logits of the candidates and, in one more column, the logit of its label. If the label is also a
+    candidate, the row excludes the candidate's column.
+    """
+    number = len(candidates.token_ids)
+    label_ids = labels.clamp(min=0)
+    selected = torch.cat([candidates.token_ids, label_ids])
+    rows = weight.index_select(0, selected)
+    biases = bias.index_select(0, selected)
+    label_logits = (features.float() * rows[number:]).sum(dim=1) + biases[number:]
+    # Labels outside the candidates exclude the extra column, in which their logits are written afterwards.
+    column_of = torch.full_like(bias, number, dtype=torch.int64)  # (vocabulary,)
+    column_of[candidates.token_ids] = torch.arange(number, device=bias.device)
+    targets = Targets(
+        labels=torch.where(labels < 0, labels, number),
+        logits=label_logits,
+        excluded=column_of[label_ids],
+    )
+    candidate_bias = biases[:number] - candidates.log_probabilities
+    return decoder_loss(features, rows[:number], candidate_bias, targets, compiled=compiled)

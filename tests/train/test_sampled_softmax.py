@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from bert_pretrain.examples.examples import IGNORE_INDEX
-from bert_pretrain.train.candidates import Candidates, CandidateSampler, inclusion_probabilities
-from bert_pretrain.train.loss import masked_lm_loss
+from bert_pretrain.train.decoder_loss import Targets, decoder_loss
+from bert_pretrain.train.sampled_softmax import (
+    Candidates,
+    CandidateSampler,
+    inclusion_probabilities,
+    sampled_softmax_loss,
+)
 
 FREQUENCIES = np.random.default_rng(0).pareto(1.0, 300) + 0.01
 
@@ -49,8 +54,8 @@ def test_all_tokens_as_candidates_give_the_exact_loss_and_gradients(dtype: torch
     parameters, labels = inputs()
     candidates = Candidates(torch.arange(300), torch.zeros(300))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        exact, exact_correct = masked_lm_loss(*parameters, labels)
-        sampled, sampled_correct = masked_lm_loss(*parameters, labels, candidates)
+        exact, exact_correct = decoder_loss(*parameters, Targets(labels))
+        sampled, sampled_correct = sampled_softmax_loss(*parameters, labels, candidates)
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
     torch.testing.assert_close(sampled, exact, **tolerance)
     assert abs(int(sampled_correct) - int(exact_correct)) <= (0 if dtype == torch.float32 else 2)
@@ -60,12 +65,12 @@ def test_all_tokens_as_candidates_give_the_exact_loss_and_gradients(dtype: torch
 
 def test_the_mean_over_draws_is_near_the_exact_loss_and_gradients() -> None:
     parameters, labels = inputs()
-    exact = masked_lm_loss(*parameters, labels)[0]
+    exact = decoder_loss(*parameters, Targets(labels))[0]
     expected = torch.autograd.grad(exact, parameters)
     sampler, losses = CandidateSampler(FREQUENCIES, 100, seed=0), []
     sums = [torch.zeros_like(parameter) for parameter in parameters]
     for step in range(500):
-        loss, _ = masked_lm_loss(*parameters, labels, sampler.draw(step))
+        loss, _ = sampled_softmax_loss(*parameters, labels, sampler.draw(step))
         losses.append(loss.item())
         for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
             total += gradient / 500

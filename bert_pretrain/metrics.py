@@ -1,0 +1,75 @@
+"""Read the metrics of runs, `metrics.jsonl`, and values of their manifests."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import did_you_mean, parse_json
+
+Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
+
+
+def read_metrics(run: Path) -> Metrics:
+    """Read the lines of a run's `metrics.jsonl`, without the fields `time`, `host` and `job`.
+
+    Raises DataError if the file is missing, empty or damaged.
+    """
+    path = run / "metrics.jsonl"
+    remedy = "name a folder written by 'bert-pretrain train'"
+    if not path.is_file():
+        remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
+        raise DataError(f"{run} has no metrics.jsonl", where="RUN", remedy=remedy)
+    content = path.read_bytes()
+    is_finished = (run / manifest.MANIFEST).is_file()
+    sha256 = value_of(manifest.read_record(run), "metrics.sha256") if is_finished else None
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        remedy = "restore the file, or copy it alone into another folder to read it as it is"
+        raise DataError("the metrics were changed after the end of the run", where=str(path), remedy=remedy)
+    lines = content.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # incomplete: the run is writing it, or was killed
+    if not lines:
+        raise DataError("there are no metrics yet", where=str(path), remedy="wait for the first line")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parse_json(line.decode())
+            if not isinstance(record, dict) or type(record.get("step")) is not int:
+                raise ValueError("it has no step")
+            record = {name: value for name, value in record.items() if name not in ("time", "host", "job")}
+            for name, value in record.items():
+                if not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
+                    raise ValueError(f"{name} is {str(value)[:40]}")
+            records.append(record)
+        except ValueError as error:
+            raise DataError(f"not a line of metrics: {error}", where=f"{path}:{number}", remedy=remedy) from error
+    return records
+
+
+def value_of(record: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path such as `length.steps`, or None."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def number_of(record: Mapping[str, Any], path: str) -> float | None:
+    """Return the number at a dotted path; None if it is missing or outside the range of numbers that runs write."""
+    value = value_of(record, path)
+    return value if type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15) else None
+
+
+def frequency_loss(record: Mapping[str, Any]) -> float | None:
+    """Return the loss in nats of a model that knows only the token frequencies, on held-out or else training data."""
+    losses = [number_of(record, f"data.statistics.unigram_entropy.{split}") for split in ("validation", "train")]
+    return next((loss for loss in losses if loss is not None), None)
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss) for a loss in nats, limited so that it is finite."""
+    return math.exp(min(loss, 700.0))
