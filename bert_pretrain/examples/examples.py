@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_pretrain.text import ragged
+from bert_pretrain import ragged
 
 IGNORE_INDEX = -100  # label of tokens without a loss: the default `ignore_index` of PyTorch's cross-entropy
 UNSEEN_COUNT = 0.1  # added to the count of each token, so that the logarithm of its frequency is finite

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _BLOCK_ROWS = 2048  # bounds memory; another value gives other masks

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.make_data.token_store import ShardText, split_long
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]

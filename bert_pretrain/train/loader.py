@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.examples.shuffling import ShuffledExamples
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.train import packing
 from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
@@ -47,7 +47,7 @@ class TrainingData:
         self._first_step, self._first_example = first_step, first_example
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        self._examples = ShuffledExamples(data, seed)
+        self._examples = data.shuffled(seed)
         self._sampler = sampler
 
     def halve_micro_batches(self) -> None:

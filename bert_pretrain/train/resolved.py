@@ -8,7 +8,7 @@ import torch
 
 from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.model.attention_backend import choose_attention

@@ -14,7 +14,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert_pretrain.config import Config
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.train import cuda_graph, loss
 from bert_pretrain.train.candidates import CandidateSampler
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors

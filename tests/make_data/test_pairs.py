@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from bert_pretrain import ragged
 from bert_pretrain.make_data.pairs import assemble, cut_windows, pack_sentences, shuffle_segment_b, slices_with_windows
 from bert_pretrain.make_data.token_store import ShardText, split_long
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
