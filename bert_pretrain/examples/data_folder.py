@@ -109,7 +109,13 @@ class DataFolder:
         return ExampleSequence(self.path, self.shards("train"), seed, mask)
 
     def loader(
-        self, split: str = "train", *, batch_size: int = 32, epoch: int = 0, seed: int = 12345, padding: str = "longest"
+        self,
+        split: str = "train",
+        *,
+        batch_size: int = 32,
+        epoch: int = 0,
+        seed: int = 12345,
+        padding: str = "longest",
     ) -> "PaddedBatches":
         """Return one epoch of a split as padded batches for `transformers.BertForPreTraining`.
 

@@ -116,7 +116,10 @@ def _choose_tokens(candidates: np.ndarray, counts: np.ndarray, rng: np.random.Ge
 
 
 def _choose_words(
-    candidates: np.ndarray, starts: np.ndarray, limit: np.ndarray, rng: np.random.Generator
+    candidates: np.ndarray,
+    starts: np.ndarray,
+    limit: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Return the tokens of random words, (rows, columns) bool, at most `limit` (rows,) tokens of each row.
 

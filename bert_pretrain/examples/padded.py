@@ -38,7 +38,13 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
     """
 
     def __init__(
-        self, examples: ExampleSequence, *, batch_size: int, epoch: int, pad_id: int, length: int | None
+        self,
+        examples: ExampleSequence,
+        *,
+        batch_size: int,
+        epoch: int,
+        pad_id: int,
+        length: int | None,
     ) -> None:
         """Pad all batches to `length` or, if it is None, each batch to its longest example."""
         self._examples = examples
@@ -54,9 +60,6 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
     def __len__(self) -> int:
         """Return the number of batches."""
         return -(-self._examples.num_rows // self.batch_size)
-
-    def __repr__(self) -> str:
-        return f"<{len(self):,} batches of {self.batch_size:,} examples, epoch {self.epoch}>"
 
     def __iter__(self) -> Iterator[PaddedBatch]:
         worker = get_worker_info()

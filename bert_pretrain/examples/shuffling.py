@@ -89,7 +89,9 @@ class ExampleSequence:
 
 def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
     """Return a value from a least-recently-used cache. Make and store it if it is missing."""
-    if key not in cache and len(cache) >= CACHE_SIZE:
+    if key in cache:
+        cache[key] = cache.pop(key)  # moves the key to the end
+        return cache[key]
+    if len(cache) >= CACHE_SIZE:
         del cache[next(iter(cache))]  # the least recently used; frees its memory before `make`
-    cache[key] = cache.pop(key) if key in cache else make()  # moves the key to the end
-    return cache[key]
+    return cache.setdefault(key, make())

@@ -39,7 +39,11 @@ class ShardReport(NamedTuple):
 
 
 def check_shard(
-    folder: Path, split: str, tokenizer: Tokenizer, config: DataConfig, shard: tuple[ShardRecord, int]
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    shard: tuple[ShardRecord, int],
 ) -> ShardReport:
     """Read, check and count a shard, given as its record and the row number of its first example in the split."""
     record, first_row = shard

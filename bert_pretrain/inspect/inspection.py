@@ -103,7 +103,12 @@ class Inspection:
 
 
 def inspect_rows(
-    folder: DataFolder, split: str, rows: Sequence[int], *, all_shards: bool, workers: int | None
+    folder: DataFolder,
+    split: str,
+    rows: Sequence[int],
+    *,
+    all_shards: bool,
+    workers: int | None,
 ) -> Inspection:
     """Check all shards or only those that contain `rows`, and render the rows."""
     tokenizer = folder.tokenizer()

@@ -118,7 +118,10 @@ def _units(text: ShardText, max_tokens: int) -> tuple[Units, Spans]:
 
 
 def _draw_targets(
-    num: int, max_tokens: int, short_seq_prob: float, rng: np.random.Generator
+    num: int,
+    max_tokens: int,
+    short_seq_prob: float,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw target lengths of windows in tokens, and numbers in [0, 1) that choose the start of B, (num,) each.
 
@@ -165,7 +168,7 @@ def _cut_in_rounds(starts: np.ndarray, spans: Spans, targets: np.ndarray) -> _Cu
     first = spans.first
     draw = spans.first
     rounds: list[_Cuts] = []
-    while len(span) or not rounds:
+    while len(span) or not rounds:  # at least one round, which may be empty
         first = np.minimum(first, spans.end[span] - 2)  # a single last unit is joined with the one before
         text_end = starts[spans.end[span]]
         target_end = starts[first] + targets[draw]
@@ -184,7 +187,12 @@ def _cut_in_rounds(starts: np.ndarray, spans: Spans, targets: np.ndarray) -> _Cu
 
 
 def _choose_b(
-    units: Units, first: np.ndarray, after: np.ndarray, choices: np.ndarray, *, only_sentences: bool
+    units: Units,
+    first: np.ndarray,
+    after: np.ndarray,
+    choices: np.ndarray,
+    *,
+    only_sentences: bool,
 ) -> np.ndarray:
     """Choose the unit that B starts with, between the units `first` and `after` of each window.
 
@@ -266,7 +274,12 @@ def _cut_each(
 
 
 def _sentence_end(
-    starts: list[int], sentences: list[int], position: int, stop: int, target: int, max_tokens: int
+    starts: list[int],
+    sentences: list[int],
+    position: int,
+    stop: int,
+    target: int,
+    max_tokens: int,
 ) -> int:
     """Return the last sentence end within `target` tokens, else the next within `max_tokens`, else a unit end."""
     shortest = position + 2  # a window has at least two units
@@ -303,30 +316,28 @@ def exchange_segment_b(windows: Windows, text: ShardText, max_tokens: int, rng: 
     same = np.flatnonzero((labels == 1) & (document[partner] == document))
     partner[same] = _choose_nearest_partners(same, order, boundary, document, rng)
     b_start, b_length = _exchange(windows, text, partner[:num_pairs], max_tokens, rng)
-    return _pairs(windows.a_start[:num_pairs], windows.a_length[:num_pairs], b_start, b_length, labels[:num_pairs])
+    return _pairs(windows, b_start, b_length, labels[:num_pairs])
 
 
 def swap_segments(windows: Windows, rng: np.random.Generator) -> Segments:
     """Give half of the windows (±1) the label 1 and swap their A and B."""
     order = np.lexsort((rng.random(len(windows.end)), windows.a_length - windows.b_length))
     labels = _balance_labels(len(windows.end), order, rng)
+    segments = _pairs(windows, windows.b_start, windows.b_length, labels)
     is_swapped = labels == 1
-    return _pairs(
-        a_start=np.where(is_swapped, windows.b_start, windows.a_start),
-        a_length=np.where(is_swapped, windows.b_length, windows.a_length),
-        b_start=np.where(is_swapped, windows.a_start, windows.b_start),
-        b_length=np.where(is_swapped, windows.a_length, windows.b_length),
-        labels=labels,
-    )
+    for column in (segments.starts, segments.lengths):
+        pairs = column.reshape(-1, 2)
+        pairs[is_swapped] = pairs[is_swapped, ::-1]
+    return segments
 
 
-def _pairs(
-    a_start: np.ndarray, a_length: np.ndarray, b_start: np.ndarray, b_length: np.ndarray, labels: np.ndarray
-) -> Segments:
-    """Return the segments of pairs. Each column is (pairs,)."""
-    starts = np.stack([a_start, b_start], axis=1).ravel()
-    lengths = np.stack([a_length, b_length], axis=1).ravel()
-    return Segments(starts, lengths, 2 * np.arange(len(labels) + 1), labels)
+def _pairs(windows: Windows, b_start: np.ndarray, b_length: np.ndarray, labels: np.ndarray) -> Segments:
+    """Return the segments of pairs: the A of the first windows, and the given Bs."""
+    num = len(labels)
+    starts = np.stack([windows.a_start[:num], b_start], axis=1)
+    lengths = np.stack([windows.a_length[:num], b_length], axis=1)
+    offsets = 2 * np.arange(num + 1)
+    return Segments(starts.ravel(), lengths.ravel(), offsets, labels)
 
 
 def _balance_labels(num_windows: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -357,7 +368,11 @@ def _choose_partners(members: np.ndarray, document: np.ndarray, rng: np.random.G
 
 
 def _choose_nearest_partners(
-    unpaired: np.ndarray, order: np.ndarray, boundary: np.ndarray, document: np.ndarray, rng: np.random.Generator
+    unpaired: np.ndarray,
+    order: np.ndarray,
+    boundary: np.ndarray,
+    document: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Return a partner from another document for each unpaired window. Several windows may get the same partner.
 
@@ -385,7 +400,11 @@ def _choose_nearest_partners(
 
 
 def _exchange(
-    windows: Windows, text: ShardText, partner: np.ndarray, max_tokens: int, rng: np.random.Generator
+    windows: Windows,
+    text: ShardText,
+    partner: np.ndarray,
+    max_tokens: int,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replace the B of each window by the B of its partner. Return the starts and the lengths of the Bs, (pairs,).
 
