@@ -12,7 +12,7 @@ from bert_pretrain.io.files import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
-    from bert_pretrain.examples.shards import DataFolder
+    from bert_pretrain.examples.data_folder import DataFolder
     from bert_pretrain.text.tokenizer import Tokenizer
     from bert_pretrain.tools.inference import Bert
 
@@ -90,7 +90,7 @@ def load_data(folder: str | Path) -> "DataFolder":
     The result has `manifest`, `config`, `rows(split)` and `tokenizer()`. Its `loader(split)` yields padded batches for
     a training loop; `dataset()` returns the examples as a `datasets.DatasetDict`.
     """
-    from bert_pretrain.examples.shards import DataFolder
+    from bert_pretrain.examples.data_folder import DataFolder
 
     return DataFolder.open(local_path(folder, "folder"), "folder")
 

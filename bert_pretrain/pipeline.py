@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from bert_pretrain.config import LENGTHS, Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import with_error
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.run import make_data

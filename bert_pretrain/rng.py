@@ -22,7 +22,8 @@ def torch_seed(seed: int, purpose: str, **coordinates: int | str) -> int:
 def uniform(seed: int, purpose: str, elements: np.ndarray) -> np.ndarray:
     """Return a number in [0, 1) for each integer (any shape). Equal integers get equal numbers."""
     key = np.uint64(_key(seed, purpose, {}) & (2**64 - 1))
-    return (_mix(np.asarray(elements, dtype=np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
+    mixed = _mix(np.asarray(elements, dtype=np.uint64) ^ key)
+    return (mixed >> np.uint64(11)) * 2.0**-53
 
 
 class Permutation:
@@ -52,7 +53,8 @@ class Permutation:
     def _feistel(self, values: np.ndarray) -> np.ndarray:
         bits = np.uint64(self._half_bits)
         low_mask = np.uint64((1 << self._half_bits) - 1)
-        left, right = values >> bits, values & low_mask
+        left = values >> bits
+        right = values & low_mask
         for key in self._round_keys:
             left, right = right, left ^ (_mix(right ^ key) & low_mask)
         return (left << bits) | right
@@ -66,5 +68,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def _key(seed: int, purpose: str, coordinates: dict[str, int | str]) -> int:
-    name = f"{seed}/{purpose}/" + "/".join(f"{key}={value}" for key, value in sorted(coordinates.items()))
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    sorted_coordinates = "/".join(f"{key}={value}" for key, value in sorted(coordinates.items()))
+    name = f"{seed}/{purpose}/{sorted_coordinates}"
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:16], "little")

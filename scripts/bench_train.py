@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from bert_pretrain.config import ModelConfig, TrainConfig
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining

@@ -16,7 +16,7 @@ from bert_pretrain import pipeline
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import LOCK
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.pipeline import dry_run, with_one_schedule

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_pretrain.text import ragged
+from bert_pretrain import ragged
 
 IGNORE_INDEX = -100  # label of tokens without a loss: the default `ignore_index` of PyTorch's cross-entropy
 UNSEEN_COUNT = 0.1  # added to the count of each token, so that the logarithm of its frequency is finite
@@ -38,7 +38,8 @@ class Masks:
     def take(self, rows: np.ndarray) -> "Masks":
         """Return the masks of the selected examples, in the order given."""
         positions, offsets = ragged.take(self.positions, self.offsets, rows)
-        return Masks(positions, ragged.take(self.original_ids, self.offsets, rows)[0], offsets)
+        original_ids, _ = ragged.take(self.original_ids, self.offsets, rows)
+        return Masks(positions, original_ids, offsets)
 
 
 @dataclass(frozen=True)
@@ -88,30 +89,30 @@ class Examples:
 
     def take(self, rows: np.ndarray) -> "Examples":
         """Return the selected examples, in the order given."""
-        indices = ragged.spans(self.offsets[rows], self.lengths[rows])
+        lengths = self.lengths[rows]
+        indices = ragged.spans(self.offsets[rows], lengths)
+        labels = self.next_sentence_label
         return Examples(
             input_ids=self.input_ids[indices],
-            offsets=ragged.offsets_of(self.lengths[rows]),
+            offsets=ragged.offsets_of(lengths),
             segment_b_start=self.segment_b_start[rows],
             masks=None if self.masks is None else self.masks.take(rows),
-            next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
+            next_sentence_label=None if labels is None else labels[rows],
             starts_word=None if self.starts_word is None else self.starts_word[indices],
         )
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return all arrays by name. Two tables are equal if their columns are equal."""
-        masks = self.masks
-        columns: dict[str, np.ndarray | None] = {
-            "input_ids": self.input_ids,
-            "offsets": self.offsets,
-            "segment_b_start": self.segment_b_start,
-            "masked_lm_positions": None if masks is None else masks.positions,
-            "masked_lm_ids": None if masks is None else masks.original_ids,
-            "masked_offsets": None if masks is None else masks.offsets,
-            "next_sentence_label": self.next_sentence_label,
-            "starts_word": self.starts_word,
-        }
-        return {name: column for name, column in columns.items() if column is not None}
+        columns = {"input_ids": self.input_ids, "offsets": self.offsets, "segment_b_start": self.segment_b_start}
+        if self.masks is not None:
+            columns["masked_lm_positions"] = self.masks.positions
+            columns["masked_lm_ids"] = self.masks.original_ids
+            columns["masked_offsets"] = self.masks.offsets
+        if self.next_sentence_label is not None:
+            columns["next_sentence_label"] = self.next_sentence_label
+        if self.starts_word is not None:
+            columns["starts_word"] = self.starts_word
+        return columns
 
 
 def concatenate(tables: list[Examples]) -> Examples:
@@ -127,5 +128,11 @@ def concatenate(tables: list[Examples]) -> Examples:
     masks = None
     if "masked_offsets" in joined:
         masks = Masks(joined["masked_lm_positions"], joined["masked_lm_ids"], joined["masked_offsets"])
-    labels, starts_word = joined.get("next_sentence_label"), joined.get("starts_word")
-    return Examples(joined["input_ids"], joined["offsets"], joined["segment_b_start"], masks, labels, starts_word)
+    return Examples(
+        joined["input_ids"],
+        joined["offsets"],
+        joined["segment_b_start"],
+        masks,
+        joined.get("next_sentence_label"),
+        joined.get("starts_word"),
+    )

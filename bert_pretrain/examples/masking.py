@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _BLOCK_ROWS = 2048  # bounds memory; another value gives other masks
@@ -23,48 +23,54 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
 
     Whole-word masking takes word starts from `examples.starts_word` or, if it is None, from all tokens without `##`.
     """
-    input_ids, offsets = examples.input_ids, examples.offsets
-    maskable = np.ones(len(input_ids), dtype=bool)
+    input_ids = examples.input_ids
+    is_maskable = np.ones(len(input_ids), dtype=bool)
     for special_id in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
-        maskable &= input_ids != special_id
+        is_maskable &= input_ids != special_id
     starts_word = None
     if config.whole_word_mask:
-        starts_word = ~tokenizer.is_subword[input_ids] if examples.starts_word is None else examples.starts_word
-        starts_word = starts_word & maskable
-    positions, counts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        starts_word = examples.starts_word
+        if starts_word is None:
+            starts_word = ~tokenizer.is_subword[input_ids]
+        starts_word = starts_word & is_maskable
+    positions = [np.zeros(0, dtype=np.int64)]
+    counts = [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(examples), _BLOCK_ROWS):
-        block_offsets = offsets[first : first + _BLOCK_ROWS + 1]
-        span = slice(block_offsets[0], block_offsets[-1])
-        candidates = _as_matrix(maskable[span], block_offsets)
+        block_offsets = examples.offsets[first : first + _BLOCK_ROWS + 1]
+        block = slice(block_offsets[0], block_offsets[-1])
+        candidates = _as_matrix(is_maskable[block], block_offsets)
         limit = num_to_mask(candidates.sum(axis=1), config)
         if starts_word is None:
             chosen = _choose_tokens(candidates, limit, rng)
         else:
-            chosen = _choose_words(candidates, _as_matrix(starts_word[span], block_offsets), limit, rng)
+            chosen = _choose_words(candidates, _as_matrix(starts_word[block], block_offsets), limit, rng)
         positions.append(np.flatnonzero(chosen) % chosen.shape[1])
         counts.append(chosen.sum(axis=1))
+    masked_positions = np.concatenate(positions)
     masked_offsets = ragged.offsets_of(np.concatenate(counts))
-    flat_positions = np.concatenate(positions)
-    indices = flat_positions + np.repeat(offsets[:-1], np.diff(masked_offsets))
-    shown = input_ids.copy()
-    shown[indices] = _replacements(input_ids[indices], tokenizer, rng)
-    masks = Masks(flat_positions.astype(np.uint16), input_ids[indices], masked_offsets)
-    return replace(examples, input_ids=shown, masks=masks, starts_word=None)
+    indices = masked_positions + np.repeat(examples.offsets[:-1], np.diff(masked_offsets))
+    originals = input_ids[indices]
+    shown_ids = input_ids.copy()
+    shown_ids[indices] = _replacements(originals, tokenizer, rng)
+    masks = Masks(masked_positions.astype(np.uint16), originals, masked_offsets)
+    return replace(examples, input_ids=shown_ids, masks=masks, starts_word=None)
 
 
 def num_to_mask(num_maskable: np.ndarray, config: DataConfig) -> np.ndarray:
     """Return the number of tokens to mask in each example, given its number of maskable tokens."""
     limit = config.max_predictions_per_seq or int(np.ceil(config.masked_lm_prob * config.max_seq_length))
-    wanted = np.maximum(1, np.rint(num_maskable * config.masked_lm_prob).astype(np.int64))
-    return np.minimum(np.minimum(wanted, limit), num_maskable)
+    wanted = np.rint(num_maskable * config.masked_lm_prob).astype(np.int64)
+    return np.minimum(np.clip(wanted, 1, limit), num_maskable)
 
 
 def _replacements(originals: np.ndarray, tokenizer: Tokenizer, rng: np.random.Generator) -> np.ndarray:
+    """Return what replaces each token: [MASK] (80 %), a random word piece (10 %) or the same token."""
     drawn = rng.random(len(originals))
-    shown = np.where(drawn < 0.8, originals.dtype.type(tokenizer.mask_id), originals)
-    is_random = np.flatnonzero((drawn >= 0.8) & (drawn < 0.9))
+    shown = originals.copy()
+    shown[drawn < 0.8] = tokenizer.mask_id
+    is_random = (drawn >= 0.8) & (drawn < 0.9)
     pieces = tokenizer.word_piece_ids
-    shown[is_random] = pieces[rng.integers(0, len(pieces), len(is_random))]
+    shown[is_random] = pieces[rng.integers(0, len(pieces), is_random.sum())]
     return shown
 
 
@@ -102,14 +108,18 @@ def _choose_tokens(candidates: np.ndarray, counts: np.ndarray, rng: np.random.Ge
     if max_count < keys.shape[1]:
         keys = np.partition(keys, max_count, axis=1)[:, :max_count]
     keys.sort(axis=1)
-    lowest = keys[np.arange(max_count) < counts[:, None]] & keys.dtype.type(column_mask)
+    lowest = keys[np.arange(max_count) < counts[:, None]]
+    rows = np.repeat(np.arange(len(counts)), counts)
     chosen = np.zeros_like(candidates)
-    chosen[np.repeat(np.arange(len(counts)), counts), lowest] = True
+    chosen[rows, lowest & keys.dtype.type(column_mask)] = True
     return chosen
 
 
 def _choose_words(
-    candidates: np.ndarray, starts: np.ndarray, limit: np.ndarray, rng: np.random.Generator
+    candidates: np.ndarray,
+    starts: np.ndarray,
+    limit: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Return the tokens of random words, (rows, columns) bool, at most `limit` (rows,) tokens of each row.
 
@@ -118,30 +128,30 @@ def _choose_words(
     """
     # A segment can start inside a word, so its first token may have `##`. Such a token starts a word here.
     starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
+    num_rows = len(starts)
+    num_words = int(starts.sum(axis=1).max())
     word_index = np.cumsum(starts, axis=1) - 1  # (rows, columns): of each token's word; -1 before the first word
-    rows, num_words = len(starts), int(starts.sum(axis=1).max())
-    row_of = np.nonzero(candidates)[0]
-    words = row_of * num_words + word_index[candidates]  # index of each token's word in all rows
-    lengths = np.bincount(words, minlength=rows * num_words).reshape(rows, num_words)
-    keys, column_mask = _random_keys(lengths > 0, rng)
+    word = np.nonzero(candidates)[0] * num_words + word_index[candidates]  # of each candidate, among all rows
+    lengths = np.bincount(word, minlength=num_rows * num_words).reshape(num_rows, num_words)
+    is_word = lengths > 0
+    keys, column_mask = _random_keys(is_word, rng)
     keys.sort(axis=1)
-    is_word = np.arange(num_words) < (lengths > 0).sum(axis=1)[:, None]
-    order = np.where(is_word, keys & keys.dtype.type(column_mask), num_words).astype(np.int64)
-    chosen = np.zeros((rows, num_words), dtype=bool)
-    used = np.zeros(rows, dtype=np.int64)
-    unfilled = np.arange(rows)
+    order = keys & keys.dtype.type(column_mask)  # (rows, words), first the words of each row
+    words_in_row = is_word.sum(axis=1)
+    chosen = np.zeros((num_rows, num_words), dtype=bool)
+    used = np.zeros(num_rows, dtype=np.int64)
     for rank in range(num_words):
-        next_word = order[unfilled, rank]
-        unfilled, next_word = unfilled[next_word < num_words], next_word[next_word < num_words]
-        sizes = lengths[unfilled, next_word]
-        fits = used[unfilled] + sizes <= limit[unfilled]
-        chosen[unfilled[fits], next_word[fits]] = True
-        used[unfilled[fits]] += sizes[fits]
-        unfilled = unfilled[used[unfilled] < limit[unfilled]]
-        if not len(unfilled):
+        rows = np.flatnonzero((used < limit) & (rank < words_in_row))
+        if len(rows) == 0:
             break
+        next_word = order[rows, rank]
+        sizes = lengths[rows, next_word]
+        fits = used[rows] + sizes <= limit[rows]
+        chosen[rows[fits], next_word[fits]] = True
+        used[rows[fits]] += sizes[fits]
     selected = candidates & np.take_along_axis(chosen, np.maximum(word_index, 0), axis=1)
     unmasked = np.flatnonzero(used == 0)
     if len(unmasked):
-        selected[unmasked, np.argmin(_random_keys(candidates[unmasked], rng)[0], axis=1)] = True
+        keys, _ = _random_keys(candidates[unmasked], rng)
+        selected[unmasked, keys.argmin(axis=1)] = True
     return selected

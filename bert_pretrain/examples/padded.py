@@ -3,7 +3,6 @@
 With the same seed, an epoch of the training split has the same order and masks as in the command `train`.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -13,11 +12,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from bert_pretrain import ragged
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
-from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.examples.shuffling import Rows, ShuffledExamples
-from bert_pretrain.text import ragged
+from bert_pretrain.examples.shuffling import ExampleSequence
 
 
 class PaddedBatch(dict[str, Tensor]):
@@ -39,76 +37,62 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
     In a `torch.utils.data.DataLoader` with `batch_size=None`, each worker yields a part of the batches.
     """
 
-    def __init__(self, data: DataFolder, split: str, *, batch_size: int, epoch: int, seed: int, padding: str) -> None:
-        """Check the arguments of `DataFolder.loader`."""
-        _check("split", split, split in ("train", "validation"), "'train' or 'validation'")
-        _check("padding", padding, padding in ("longest", "max_length"), "'longest' or 'max_length'")
-        _check("batch_size", batch_size, isinstance(batch_size, int) and batch_size >= 1, "an integer of at least 1")
-        self.split, self.batch_size = split, batch_size
+    def __init__(
+        self,
+        examples: ExampleSequence,
+        *,
+        batch_size: int,
+        epoch: int,
+        pad_id: int,
+        length: int | None,
+    ) -> None:
+        """Pad all batches to `length` or, if it is None, each batch to its longest example."""
+        self._examples = examples
+        self.batch_size = _checked("batch_size", batch_size, 1)
+        self._pad_id = pad_id
+        self._length = length
         self.set_epoch(epoch)
-        self._data, self._num_rows = data, data.rows(split)
-        self._pad_id = data.tokenizer().pad_id
-        self._length = data.max_seq_length if padding == "max_length" else None
-        self._shuffled = ShuffledExamples(data, seed) if split == "train" else None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. `transformers.Trainer` calls this."""
-        _check("epoch", epoch, isinstance(epoch, int) and epoch >= 0, "an integer of at least 0")
-        self.epoch = epoch
+        self.epoch = _checked("epoch", epoch, 0)
 
     def __len__(self) -> int:
         """Return the number of batches."""
-        return -(-self._num_rows // self.batch_size)
-
-    def __repr__(self) -> str:
-        return f"<{len(self):,} batches of {self.batch_size:,} {self.split} examples, epoch {self.epoch}>"
+        return -(-self._examples.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[PaddedBatch]:
         worker = get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for parts in itertools.islice(self._batches(), first, None, step):
-            examples = concatenate([shard.take(rows) for shard, rows in parts])
-            yield pad(examples, self._pad_id, self._length or int(examples.lengths.max()))
+        numbers = range(len(self)) if worker is None else range(worker.id, len(self), worker.num_workers)
+        return map(self._batch, numbers)
 
-    def _batches(self) -> Iterator[list[Rows]]:
-        """Yield each batch as rows of shards."""
-        if self._shuffled is not None:
-            for first in range(0, self._num_rows, self.batch_size):
-                num_rows = min(self.batch_size, self._num_rows - first)
-                yield self._shuffled.take(self.epoch * self._num_rows + first, num_rows)
-            return
-        parts: list[Rows] = []
-        num_missing = self.batch_size
-        for record in self._data.shards(self.split):
-            shard, start = read_shard(self._data.path, record), 0
-            while start < len(shard):
-                rows = np.arange(start, min(start + num_missing, len(shard)))
-                parts.append((shard, rows))
-                start, num_missing = start + len(rows), num_missing - len(rows)
-                if not num_missing:
-                    yield parts
-                    parts, num_missing = [], self.batch_size
-        if parts:
-            yield parts
+    def _batch(self, number: int) -> PaddedBatch:
+        num_rows = self._examples.num_rows
+        first = number * self.batch_size
+        size = min(self.batch_size, num_rows - first)
+        parts = self._examples.take(self.epoch * num_rows + first, size)
+        examples = concatenate([shard.take(rows) for shard, rows in parts])
+        return pad(examples, self._pad_id, self._length or int(examples.lengths.max()))
+
+
+def _checked(name: str, value: int, minimum: int) -> int:
+    """Return an argument, or raise ConfigError if it is not an integer of at least `minimum`."""
+    if isinstance(value, int) and value >= minimum:
+        return value
+    raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give an integer of at least {minimum}")
 
 
 def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     """Return masked examples as arguments of `transformers.BertForPreTraining`, see `DataFolder.loader`."""
     assert examples.masks is not None
-    indices = np.arange(len(examples))
-    rows, columns = np.repeat(indices, examples.lengths), ragged.positions_within(examples.offsets)
-    masked_rows = np.repeat(indices, np.diff(examples.masks.offsets))
+    rows = ragged.lists_of(examples.offsets)
+    columns = ragged.positions_within(examples.offsets)
     fills = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORE_INDEX}
     batch = {name: np.full((len(examples), length), fill, dtype=np.int64) for name, fill in fills.items()}
     batch["input_ids"][rows, columns] = examples.input_ids
     batch["attention_mask"][rows, columns] = 1
     batch["token_type_ids"][rows, columns] = examples.is_segment_b
-    batch["labels"][masked_rows, examples.masks.positions] = examples.masks.original_ids
+    batch["labels"][ragged.lists_of(examples.masks.offsets), examples.masks.positions] = examples.masks.original_ids
     if examples.next_sentence_label is not None:
         batch["next_sentence_label"] = examples.next_sentence_label.astype(np.int64)
     return PaddedBatch({name: torch.from_numpy(values) for name, values in batch.items()})
-
-
-def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give {expected}")

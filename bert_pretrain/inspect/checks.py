@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples
@@ -38,7 +39,11 @@ class ShardReport(NamedTuple):
 
 
 def check_shard(
-    folder: Path, split: str, tokenizer: Tokenizer, config: DataConfig, shard: tuple[ShardRecord, int]
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    shard: tuple[ShardRecord, int],
 ) -> ShardReport:
     """Read, check and count a shard, given as its record and the row number of its first example in the split."""
     record, first_row = shard
@@ -46,47 +51,61 @@ def check_shard(
         examples = read_shard(folder, record)
     except DataError as error:
         return ShardReport({"shards": f"{error.what} ({error.remedy})"})
-    stores_masks = config.masking == "static" or split == "validation"
-    expected = (config.next_sentence != "none", stores_masks, config.segments_words and not stores_masks)
-    columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
-    if expected != tuple(column is not None for column in columns):
+    if not _has_columns(examples, split, config):
         return ShardReport({"shards": f"{record.path} has a missing or an extra column"})
     bad_rows = _check_layout(examples, tokenizer, config)
     rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*bad_rows.values()]))
-    readable = examples if len(rows) == len(examples) else examples.take(rows)
-    if len(rows):
-        bad_rows |= {name: rows[bad] for name, bad in _check_text(readable, tokenizer, config).items()}
-    failures = dict.fromkeys(("shards", *bad_rows), "")
+    readable = examples.take(rows)
+    for name, bad in _check_text(readable, tokenizer, config).items():
+        bad_rows[name] = rows[bad]
+    failures = dict.fromkeys(["shards", *bad_rows], "")
     for name, bad in bad_rows.items():
         if len(bad):
-            count = "1 example" if len(bad) == 1 else f"{len(bad):,} examples, the first"
-            failures[name] = f"{record.path}: {count} in row {bad[0]} ({split} row {first_row + bad[0]})"
-    if examples.next_sentence_label is not None and not failures["labels"]:
-        zeros = int((examples.next_sentence_label == 0).sum())
-        if abs(2 * zeros - len(examples)) > 1:
-            failures["labels"] = f"{record.path}: {zeros:,} of {len(examples):,} examples have label 0"
+            failures[name] = f"{record.path}: {len(bad):,} of the examples, first {split} row {first_row + bad[0]}"
+    labels = examples.next_sentence_label
+    if labels is not None and not failures["labels"]:
+        zeros = int((labels == 0).sum())
+        if abs(2 * zeros - len(labels)) > 1:
+            failures["labels"] = f"{record.path}: {zeros:,} of {len(labels):,} examples have label 0"
     return ShardReport(failures, summary.measure(readable, tokenizer), int(examples.lengths.max(initial=0)))
+
+
+def _has_columns(examples: Examples, split: str, config: DataConfig) -> bool:
+    """Return whether a shard has the columns of its configuration, and no others."""
+    has_masks = config.masking == "static" or split == "validation"
+    has_words = config.segments_words and not has_masks
+    return (
+        (examples.next_sentence_label is not None) == (config.next_sentence != "none")
+        and (examples.masks is not None) == has_masks
+        and (examples.starts_word is not None) == has_words
+    )
 
 
 def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
     """Return, for each check, the rows with impossible lengths, positions, ids or labels, in ascending order."""
-    lengths, b_start = examples.lengths, examples.segment_b_start.astype(np.int64)
-    has_pairs, masks, labels = config.next_sentence != "none", examples.masks, examples.next_sentence_label
-    is_divided = (b_start >= 3) & (b_start <= lengths - 2) if has_pairs else b_start == lengths
-    row_of_token = np.repeat(np.arange(len(examples)), lengths)
+    lengths = examples.lengths
+    b_start = examples.segment_b_start.astype(np.int64)
+    if config.next_sentence == "none":
+        shortest = 3
+        is_divided = b_start == lengths
+    else:
+        shortest = 5
+        is_divided = (b_start >= 3) & (b_start <= lengths - 2)
     bad_rows = {
-        "lengths": np.flatnonzero((lengths > config.max_seq_length) | (lengths < (5 if has_pairs else 3))),
+        "lengths": np.flatnonzero((lengths < shortest) | (lengths > config.max_seq_length)),
         "segments": np.flatnonzero(~is_divided),
-        "token ids": np.unique(row_of_token[examples.input_ids >= tokenizer.vocab_size]),
+        "token ids": _rows_with(examples.input_ids >= tokenizer.vocab_size, examples.offsets),
     }
-    if labels is not None:
-        bad_rows["labels"] = np.flatnonzero(labels > 1)
-    if masks is not None:
-        row_of_mask = np.repeat(np.arange(len(examples)), np.diff(masks.offsets))
+    if examples.next_sentence_label is not None:
+        bad_rows["labels"] = np.flatnonzero(examples.next_sentence_label > 1)
+    if examples.masks is not None:
+        masks = examples.masks
+        row_of_mask = ragged.lists_of(masks.offsets)
         positions = masks.positions.astype(np.int64)
-        outside = (positions < 1) | (positions >= lengths[row_of_mask] - 1) | (positions == b_start[row_of_mask] - 1)
-        outside[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
-        bad_rows["masked positions"] = np.unique(row_of_mask[outside])
+        is_special = (positions == 0) | (positions == b_start[row_of_mask] - 1)
+        is_wrong = is_special | (positions >= lengths[row_of_mask] - 1)
+        is_wrong[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
+        bad_rows["masked positions"] = np.unique(row_of_mask[is_wrong])
         may_be_text = np.append(~tokenizer.is_reserved_id, False)  # the last entry is for ids beyond the vocabulary
         may_be_text[tokenizer.unk_id] = True
         is_wrong = ~may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
@@ -95,25 +114,36 @@ def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) 
 
 
 def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return the rows that fail the checks of special tokens and of predictions. `examples` must not be empty."""
-    ids, originals, first = examples.input_ids, examples.original_ids, examples.offsets[:-1]
-    has_pairs = config.next_sentence != "none"
-    # Without pairs, a [SEP] may be anywhere, as it ends a document.
-    is_text = np.ones(len(ids), dtype=bool) if has_pairs else originals != tokenizer.sep_id
-    is_text[first] = is_text[examples.offsets[1:] - 1] = False
-    if has_pairs:
+    """Return the rows that fail the checks of special tokens and of predictions."""
+    ids = examples.input_ids
+    originals = examples.original_ids
+    first = examples.offsets[:-1]
+    last = examples.offsets[1:] - 1
+    is_text = np.ones(len(ids), dtype=bool)
+    if config.next_sentence == "none":  # a [SEP] may be anywhere, as it ends a document
+        is_text = originals != tokenizer.sep_id
+    else:
         is_text[first + examples.segment_b_start - 1] = False
+    is_text[first] = False
+    is_text[last] = False
     is_wrong = ~is_text & (ids != tokenizer.sep_id)
     is_wrong[1:] |= ~is_text[1:] & ~is_text[:-1]  # a segment without text
     is_wrong[first] = ids[first] != tokenizer.cls_id
     # [UNK] may be in the text but is never a replacement. [MASK] may only be at predicted tokens.
     may_be_shown = (ids == tokenizer.unk_id) & (originals == tokenizer.unk_id)
-    may_be_shown[examples.masked_indices] |= ids[examples.masked_indices] == tokenizer.mask_id
+    predicted = examples.masked_indices
+    may_be_shown[predicted] |= ids[predicted] == tokenizer.mask_id
     is_wrong |= is_text & tokenizer.is_reserved_id[ids] & ~may_be_shown
-    bad_rows = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
+    bad_rows = {"special tokens": _rows_with(is_wrong, examples.offsets)}
     if examples.masks is not None:
         counts = np.diff(examples.masks.offsets)
-        expected = num_to_mask(np.add.reduceat(is_text, first, dtype=np.int64), config)
-        is_miscounted = (counts < 1) | (counts > expected) if config.whole_word_mask else counts != expected
-        bad_rows["predictions"] = np.flatnonzero(is_miscounted)
+        num_maskable = np.bincount(ragged.lists_of(examples.offsets)[is_text], minlength=len(examples))
+        expected = num_to_mask(num_maskable, config)
+        shortest = 1 if config.whole_word_mask else expected
+        bad_rows["predictions"] = np.flatnonzero((counts < shortest) | (counts > expected))
     return bad_rows
+
+
+def _rows_with(is_bad: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the rows that have a bad token, ascending."""
+    return np.unique(ragged.lists_of(offsets)[is_bad])

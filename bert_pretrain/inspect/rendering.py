@@ -10,8 +10,10 @@ from unicodedata import east_asian_width
 
 import numpy as np
 
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.text.tokenizer import Tokenizer
 
 Kind = Literal["plain", "mask", "random", "kept"]
@@ -49,46 +51,51 @@ class RenderedExample(NamedTuple):
 
 
 def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
-    """Render rows of a split, in the order of `rows`. Only one shard is in memory at a time."""
-    objective = folder.config.next_sentence
+    """Render rows of a split in the order given, without those of damaged shards. Only one shard is in memory."""
     shards, local_rows = locate_rows(folder, split, rows)
+    labels = LABELS.get(folder.config.next_sentence, {})
     rendered: dict[int, RenderedExample] = {}
     for shard in np.unique(shards).tolist():
-        in_shard = np.flatnonzero(shards == shard)
-        examples = read_shard(folder.path, folder.shards(split)[shard]).take(local_rows[in_shard])
-        for index, row in enumerate(np.asarray(rows)[in_shard].tolist()):
-            rendered[row] = _render(examples, index, tokenizer, objective, split=split, row=row)
-    return [rendered[row] for row in rows]
+        try:
+            examples = read_shard(folder.path, folder.shards(split)[shard])
+        except DataError:
+            continue
+        for index in np.flatnonzero(shards == shard).tolist():
+            one = examples.take(local_rows[index : index + 1])
+            rendered[index] = _render(one, tokenizer, labels, split, rows[index])
+    return [rendered[index] for index in sorted(rendered)]
 
 
 def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of the shard of each row of a split, and its row in that shard."""
     first_rows = np.cumsum([0, *(record.rows for record in folder.shards(split))])
-    shards = np.searchsorted(first_rows, np.array(rows, dtype=np.int64), side="right") - 1
-    return shards, np.array(rows, dtype=np.int64) - first_rows[shards]
+    numbers = np.array(rows, dtype=np.int64)
+    shards = np.searchsorted(first_rows, numbers, side="right") - 1
+    return shards, numbers - first_rows[shards]
 
 
-def _render(
-    examples: Examples, index: int, tokenizer: Tokenizer, objective: str, *, split: str, row: int
-) -> RenderedExample:
-    """Render one example, as far as possible if it is invalid."""
-    ids = examples.input_ids[examples.offsets[index] : examples.offsets[index + 1]].tolist()
-    masks, labels, b_start = examples.masks, examples.next_sentence_label, int(examples.segment_b_start[index])
+def _render(one: Examples, tokenizer: Tokenizer, labels: dict[int, str], split: str, row: int) -> RenderedExample:
+    """Render the example of a table of one example, as far as possible if it is invalid."""
+    ids = one.input_ids.tolist()
+    b_start = int(one.segment_b_start[0])
     originals: dict[int, int] = {}  # position -> token id, where a token is predicted
-    if masks is not None:
-        span = slice(masks.offsets[index], masks.offsets[index + 1])
-        originals = dict(zip(masks.positions[span].tolist(), masks.original_ids[span].tolist(), strict=True))
+    if one.masks is not None:
+        originals = dict(zip(one.masks.positions.tolist(), one.masks.original_ids.tolist(), strict=True))
     if b_start < len(ids):
         bounds = [("A", 1, b_start - 1), ("B", b_start, len(ids) - 1)]
     else:
         ends = [end for end in range(1, len(ids)) if ids[end] == tokenizer.sep_id and end not in originals]
         bounds = [("•", start + 1, end) for start, end in itertools.pairwise([0, *ends])]
+    label = ""
+    if one.next_sentence_label is not None:
+        number = int(one.next_sentence_label[0])
+        label = labels.get(number, f"label {number}")
     return RenderedExample(
         split=split,
         row=row,
         num_tokens=len(ids),
-        num_masked=None if masks is None else len(originals),
-        label="" if labels is None else LABELS[objective].get(int(labels[index]), f"label {labels[index]}"),
+        num_masked=None if one.masks is None else len(originals),
+        label=label,
         segments=[(name, _tokens(ids, range(start, end), originals, tokenizer)) for name, start, end in bounds],
     )
 
@@ -96,14 +103,16 @@ def _render(
 def _tokens(ids: list[int], positions: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Token]:
     tokens: list[Token] = []
     for position in positions:
-        shown_id, original_id = ids[position], originals.get(position, ids[position])
-        shown, original = _readable(shown_id, tokenizer), _readable(original_id, tokenizer)
-        kind: Kind = "mask" if shown_id == tokenizer.mask_id else "kept" if shown_id == original_id else "random"
+        shown = _readable(ids[position], tokenizer)
+        original = _readable(originals.get(position, ids[position]), tokenizer)
         has_space = bool(tokens) and _needs_space(tokens[-1].original, original)
-        if position not in originals:
-            kind = "plain"
-            if tokens and not has_space:
-                shown = original = shown.removeprefix("##")
+        kind: Kind = "plain"
+        if position in originals:
+            kind = "kept" if shown == original else "random"
+            if ids[position] == tokenizer.mask_id:
+                kind = "mask"
+        elif tokens and not has_space:
+            shown = original = shown.removeprefix("##")
         tokens.append(Token(shown, original, kind, has_space))
     return tokens
 

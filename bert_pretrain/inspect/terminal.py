@@ -4,10 +4,7 @@ Marks carry the same information as colors, for files, logs and NO_COLOR.
 """
 
 import os
-import shutil
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bert_pretrain.inspect.checks import CHECKS
+from bert_pretrain.inspect.inspection import Inspection
 from bert_pretrain.inspect.rendering import RenderedExample, Token
 
-if TYPE_CHECKING:
-    from bert_pretrain.inspect.inspect import Inspection
-
 STYLES = {"plain": "", "mask": "cyan", "random": "red", "kept": "yellow"}
-TITLE, GOOD, BAD = "bold", "green", "bold red"
+TITLE = "bold"
+GOOD = "green"
+BAD = "bold red"
+MAX_FAILURES = 5  # messages shown of each check
 _LEGEND = (
     (Token("[MASK]", "word", "mask", False), "masked"),
     (Token("other", "word", "random", False), "replaced by a random token"),
@@ -29,13 +27,9 @@ _LEGEND = (
 )
 
 
-def show(inspection: "Inspection", *, examples: Sequence[RenderedExample], with_statistics: bool) -> None:
+def show(inspection: Inspection, *, examples: Sequence[RenderedExample], with_statistics: bool) -> None:
     """Print examples, optional statistics, and the result of the checks."""
-    if sys.stdout is None:  # the descriptor was closed at the start
-        return
     console = Console(
-        width=min(shutil.get_terminal_size((100, 24)).columns, 120),
-        force_terminal=sys.stdout.isatty(),
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
         markup=False,
@@ -51,20 +45,22 @@ def show(inspection: "Inspection", *, examples: Sequence[RenderedExample], with_
         if with_statistics:
             _print_statistics(console, inspection)
         _print_outcome(console, inspection)
-    encoding = sys.stdout.encoding or "utf-8"  # may lack some characters
-    lines = (line.rstrip() for line in output.get().split("\n"))
-    print("\n".join(lines).encode(encoding, "replace").decode(encoding), end="")
+    print(output.get(), end="")
 
 
 def _print_example(console: Console, example: RenderedExample) -> None:
     """Print a title, then the segments wrapped to the width of the terminal."""
-    label = f" · {example.label}" if example.label else ""
-    title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.predictions}{label}"
+    title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.predictions}"
+    if example.label:
+        title += f" · {example.label}"
     console.print(title, style=TITLE)
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, tokens in example.segments:
-        words = (Text(" " if token.has_space else "").append_text(_marked(token)) for token in tokens)
-        grid.add_row(Text(name, TITLE), Text().join(words))
+        words = Text()
+        for token in tokens:
+            words.append(" " * token.has_space)
+            words.append_text(_marked(token))
+        grid.add_row(Text(name, TITLE), words)
     console.print(grid, soft_wrap=False)
     console.print()
 
@@ -76,10 +72,10 @@ def _marked(token: Token) -> Text:
     return Text(change, STYLES[token.kind])
 
 
-def _print_statistics(console: Console, inspection: "Inspection") -> None:
+def _print_statistics(console: Console, inspection: Inspection) -> None:
     """Print the counted statistics next to the configured values, and all checks."""
-    header, *rows = inspection.statistics
     console.print(f"{inspection.folder.path}: {inspection.corpus}", style=TITLE)
+    header, *rows = inspection.statistics
     table = Table(box=box.SIMPLE_HEAD)
     for name in header:
         table.add_column(name, justify="right" if name else "left")
@@ -87,19 +83,23 @@ def _print_statistics(console: Console, inspection: "Inspection") -> None:
         table.add_row(*row)
     console.print(table)
     console.print("checks", style=TITLE)
-    for name, lines in inspection.failures.items():
-        console.print(Text("FAILED", BAD) if lines else Text("passed", GOOD), f"{name:<18}{CHECKS[name]}")
+    for name, messages in inspection.failures.items():
+        outcome = Text("FAILED", BAD) if messages else Text("passed", GOOD)
+        console.print(outcome, f"{name:<18}{CHECKS[name]}")
     console.print()
 
 
-def _print_outcome(console: Console, inspection: "Inspection") -> None:
-    failed, num_checks = inspection.failed, len(inspection.failures)
-    max_lines = 5
-    for name in failed:
+def _print_outcome(console: Console, inspection: Inspection) -> None:
+    failures = inspection.failures
+    for name in inspection.failed:
         console.print(f"failed check: {name} ({CHECKS[name]})", style=BAD)
-        lines = inspection.failures[name]
-        more = [f"and {len(lines) - max_lines:,} more shards"] if len(lines) > max_lines else []
-        for line in lines[:max_lines] + more:
-            console.print(f"  {line}")
-    outcome = f"{len(failed)} of {num_checks} checks failed" if failed else f"all {num_checks} checks passed"
-    console.print(f"{outcome} ({inspection.scope})", style=BAD if failed else GOOD)
+        for message in failures[name][:MAX_FAILURES]:
+            console.print(f"  {message}")
+        num_more = len(failures[name]) - MAX_FAILURES
+        if num_more > 0:
+            console.print(f"  and {num_more:,} more shards")
+    num_failed = len(inspection.failed)
+    if num_failed:
+        console.print(f"{num_failed} of {len(failures)} checks failed ({inspection.scope})", style=BAD)
+    else:
+        console.print(f"all {len(failures)} checks passed ({inspection.scope})", style=GOOD)

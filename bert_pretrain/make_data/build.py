@@ -29,13 +29,14 @@ def open_records(plan: Plan) -> None:
 
     Results of another plan, for example from before a library was upgraded, and results without a claim are removed.
     """
-    records, splits = plan.output / RECORDS, plan.shards_per_copy.keys()
+    records = plan.output / RECORDS
     claim = records / CLAIM
     if records.exists() and not (claim.is_file() and claim.read_text(encoding="utf-8") == plan.fingerprint):
         shutil.rmtree(records)
-    for name in (*splits, RECORDS):
-        (plan.output / name).mkdir(parents=True, exist_ok=True)
-        remove_temporaries(plan.output / name)
+    for name in (*plan.shards_per_copy, RECORDS):
+        folder = plan.output / name
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(folder)
     write_text(claim, plan.fingerprint)
 
 
@@ -68,19 +69,14 @@ def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str
 
 def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     """Build and write a shard, and return its result. Raise DataError if another plan has claimed the output."""
-    config, tokenizer, max_tokens = plan.config, plan.tokenizer, plan.max_tokens
+    config = plan.config
+    tokenizer = plan.tokenizer
     stream = partial(rng.stream, config.seed, split=split, shard=number)
-    pairs_rng = stream("pairs")
     text = _read_text(plan, split, shard_slices(plan, split, number), stream)
-    if config.next_sentence == "none":
-        segments = pairs.pack_sentences(text, config.max_seq_length)
-    elif config.next_sentence == "sop":
-        windows = pairs.cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=True)
-        segments = pairs.swap_segments(windows, pairs_rng)
-    else:
-        windows = pairs.cut_windows(text, max_tokens, config.short_seq_prob, pairs_rng, at_sentences=False)
-        segments = pairs.shuffle_segment_b(windows, text, max_tokens, pairs_rng)
-    examples = pairs.assemble(segments.take(pairs_rng.permutation(len(segments))), text, tokenizer)
+    pairs_rng = stream("pairs")
+    segments = _make_segments(plan, text, pairs_rng)
+    shuffled = segments.take(pairs_rng.permutation(len(segments)))
+    examples = pairs.assemble(shuffled, text, tokenizer)
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
     # On a cluster, this task may still run after its command was killed and another command has claimed the output.
@@ -89,10 +85,23 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)
     if config.next_sentence != "none":
-        is_single = (text.num_slice_sentences > 0) & ~pairs.slices_with_windows(text, max_tokens)  # one short sentence
+        has_window = pairs.slices_with_windows(text, plan.max_tokens)
+        is_single = (text.num_slice_sentences > 0) & ~has_window  # one short sentence
         statistics["single_sentence_spans"] = int(is_single[: text.num_shard_slices].sum())
     counts = summary.pack_counts(examples, tokenizer)
     return {"record": asdict(record), "statistics": statistics, "token_counts": counts}
+
+
+def _make_segments(plan: Plan, text: ShardText, pairs_rng: np.random.Generator) -> pairs.Segments:
+    """Divide the text of a shard into the segments of its examples, by the rules of the objective."""
+    config = plan.config
+    if config.next_sentence == "none":
+        return pairs.pack_sentences(text, config.max_seq_length)
+    if config.next_sentence == "sop":
+        windows = pairs.cut_at_sentences(text, plan.max_tokens, config.short_seq_prob, pairs_rng)
+        return pairs.swap_segments(windows, pairs_rng)
+    windows = pairs.cut_at_length(text, plan.max_tokens, config.short_seq_prob, pairs_rng)
+    return pairs.exchange_segment_b(windows, text, plan.max_tokens, pairs_rng)
 
 
 def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
@@ -102,17 +111,23 @@ def _read_text(plan: Plan, split: str, slices: np.ndarray, stream: Callable[[str
     64 other random documents are read as donors, then of up to 4,096. Donors only provide Bs. Raises InputError if no
     donor gives a window.
     """
-    look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
+    look_ahead_tokens = plan.max_tokens + plan.max_tokens // 2
+    num_documents = plan.num_documents(split)
     for num_donors in (0, 64, 4096):
         positions = np.arange(num_documents)
         if num_donors < num_documents:
-            positions = stream("lenders").integers(0, num_documents, num_donors)  # the name decides draws: keep it
+            # The random stream depends on this name.
+            positions = stream("lenders").integers(0, num_documents, num_donors)
         donors = locate_slices(plan, split, positions)
-        donors = donors[:, ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])]
+        is_usable = ~np.isin(donors[0], slices[0]) & ~plan.is_left_out(donors[0])
+        donors = donors[:, is_usable]
         with_donors = np.concatenate([slices, donors], axis=1)
         text = plan.store.read(with_donors, look_ahead_tokens, donors.shape[1])
         documents = with_donors[0, pairs.slices_with_windows(text, plan.max_tokens)]
         if plan.config.next_sentence != "nsp" or len(np.unique(documents)) != 1:
             return text
-    what = f"only one document of the {split} split seems to have two sentences, and a random B needs another one"
-    raise InputError(what, where=f"{num_documents:,} documents", remedy=summary.SINGLE_SENTENCES_REMEDY)
+    raise InputError(
+        f"only one document of the {split} split seems to have two sentences, and a random B needs another one",
+        where=f"{num_documents:,} documents",
+        remedy=summary.SINGLE_SENTENCES_REMEDY,
+    )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError, needs_extra
 from bert_pretrain.io import files
@@ -24,7 +25,7 @@ from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.token_store import TokenStore, split_long, store_key, store_shard_folder
-from bert_pretrain.text import documents, ragged
+from bert_pretrain.text import documents
 from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
 from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sentences import SentenceSplitter

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_pretrain import rng
+from bert_pretrain import ragged, rng
 from bert_pretrain.config import DataConfig
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
-from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import MIN_CORPUS_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ import yaml
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
 from bert_pretrain.io.manifest import Output, OutputState, check_writable, exclusive

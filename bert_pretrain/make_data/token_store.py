@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import json_digest
-from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ import unicodedata
 
 import numpy as np
 
-from bert_pretrain.text import ragged
+from bert_pretrain import ragged
 from bert_pretrain.text.key_table import KEY_BYTES, MAX_KEY_BYTES, KeyTable, word_keys
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import UNSPACED

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-KEY_BYTES, MAX_KEY_BYTES = 8, 32
+KEY_BYTES = 8
+MAX_KEY_BYTES = 32
 _AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
 
 
@@ -30,11 +31,13 @@ class KeyTable:
         pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
         slots = slots[pending]
         while len(pending):
-            slots = (slots + 1) & (len(self._numbers) - 1)
+            slots = self._next(slots)
             candidates = self._numbers[slots]
             numbers[pending] = candidates
-            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (candidates >= 0))
-            pending, slots = pending[elsewhere], slots[elsewhere]
+            is_here = self._holds(slots, [key[pending] for key in keys])
+            elsewhere = np.flatnonzero(~is_here & (candidates >= 0))
+            pending = pending[elsewhere]
+            slots = slots[elsewhere]
         return numbers
 
     def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,15 +47,19 @@ class KeyTable:
         """
         min_capacity = 2 * (self._size + len(keys[0]))
         if min_capacity > len(self._numbers):
-            used = np.flatnonzero(self._numbers >= 0)
-            old_keys, numbers = [column[used] for column in self._keys], self._numbers[used]
-            self._allocate(1 << (min_capacity - 1).bit_length())
-            slots, _ = self._occupy(old_keys)
-            self._numbers[slots] = numbers
+            self._grow(1 << (min_capacity - 1).bit_length())
         slots, new = self._occupy(keys)
         self._numbers[slots[new]] = np.arange(next_number, next_number + len(new))
         self._size += len(new)
         return self._numbers[slots], new
+
+    def _grow(self, capacity: int) -> None:
+        used = np.flatnonzero(self._numbers >= 0)
+        keys = [column[used] for column in self._keys]
+        numbers = self._numbers[used]
+        self._allocate(capacity)
+        slots, _ = self._occupy(keys)
+        self._numbers[slots] = numbers
 
     def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Assign a slot to each key. Return the slots, and the indices of the keys that took an empty slot."""
@@ -69,7 +76,8 @@ class KeyTable:
                 column[slots[winners]] = key[pending[winners]]
             is_here = self._holds(slots, [key[pending] for key in keys])
             taken[pending[is_here]] = slots[is_here]
-            pending, slots = pending[~is_here], (slots[~is_here] + 1) & (len(self._numbers) - 1)
+            pending = pending[~is_here]
+            slots = self._next(slots[~is_here])
         return taken, np.concatenate(first)
 
     def _holds(self, slots: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
@@ -77,6 +85,9 @@ class KeyTable:
         for column, key in zip(self._keys[1:], keys[1:], strict=True):
             is_equal &= column.take(slots) == key
         return is_equal
+
+    def _next(self, slots: np.ndarray) -> np.ndarray:
+        return (slots + 1) & (len(self._numbers) - 1)
 
     def _slots(self, keys: list[np.ndarray]) -> np.ndarray:
         mixed = keys[0] * np.uint64(0x9E3779B97F4A7C15)
@@ -92,7 +103,7 @@ def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns
     """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64, padded with the byte 0xFF."""
     loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
     keys = []
-    for column in range(columns):
-        left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
-        keys.append(loads[starts + column * KEY_BYTES] | _AFTER_BYTES[left])
+    for first in range(0, columns * KEY_BYTES, KEY_BYTES):
+        num_bytes = np.clip(lengths - first, 0, KEY_BYTES)
+        keys.append(loads[starts + first] | _AFTER_BYTES[num_bytes])
     return keys

@@ -20,7 +20,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.hub import MODULES
-from bert_pretrain.text.ragged import offsets_of, spans
+from bert_pretrain.ragged import offsets_of, spans
 from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
 from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, configure_cpu
 

@@ -21,7 +21,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import perplexity
-from bert_pretrain.text.ragged import offsets_of, positions_within
+from bert_pretrain.ragged import offsets_of, positions_within
 from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange

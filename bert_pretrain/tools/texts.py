@@ -18,8 +18,8 @@ from bert_pretrain.config import DataConfig, TextField
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.io.manifest import check_writable
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.ragged import offsets_of
 from bert_pretrain.text.fast_tokenizer import Encoder
-from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons

@@ -12,7 +12,7 @@ from torch import nn
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary

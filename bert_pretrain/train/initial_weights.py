@@ -36,8 +36,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import UNSEEN_COUNT
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.bert import BertForPreTraining, SelfAttention
 from bert_pretrain.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, needs_extra
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import check_model, read_config

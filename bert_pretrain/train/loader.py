@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.examples.shuffling import ShuffledExamples
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.train import packing
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
 from bert_pretrain.train.sampled_softmax import CandidateSampler
@@ -47,7 +47,7 @@ class TrainingData:
     sampler: CandidateSampler | None = None  # draws the candidates of a sampled softmax
 
     def __post_init__(self) -> None:
-        self._examples = ShuffledExamples(self.data, self.seed)
+        self._examples = self.data.shuffled(self.seed)
         self._mean_tokens = self.data.mean_tokens("train")
 
     def halve_micro_batches(self) -> None:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert_pretrain import ragged
 from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
-from bert_pretrain.text import ragged
 from bert_pretrain.train.sampled_softmax import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up

@@ -8,7 +8,7 @@ import torch
 
 from bert_pretrain.config import Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarted
 from bert_pretrain.metrics import read_metrics

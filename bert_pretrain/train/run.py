@@ -16,7 +16,7 @@ import torch
 from bert_pretrain.config import Config, duration
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining

@@ -14,7 +14,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert_pretrain.config import Config
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.train import cuda_graph, decoder_loss
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs

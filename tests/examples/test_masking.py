@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.masking import mask_examples
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 PAD, CLS, SEP, MASK, UNUSED, UNK = range(6)

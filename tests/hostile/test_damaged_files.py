@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -28,12 +27,13 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config, preset_paths
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import UserError
-from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.finetune.predict import write_rows
 from bert_pretrain.finetune.rows import INPUT, LabelledInput
 from bert_pretrain.finetune.run import TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, sha256_file, write_checksums
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, write_checksums
 from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.metrics import read_metrics
@@ -159,7 +159,6 @@ def stage_outputs(folder: Path) -> Iterator[Target]:
         yield existing(vocab / name, read_vocab)
     identity = read_record(data)["identity"]
     yield existing(data / "manifest.json", read_data)
-    yield shard(data)
     for name in ("manifest.json", "metrics.jsonl"):
         yield existing(run / name, lambda: diagnose(read_record(run), read_metrics(run)))
     sealed = folder / "sealed"
@@ -169,28 +168,6 @@ def stage_outputs(folder: Path) -> Iterator[Target]:
     yield existing(sealed / CHECKSUMS, lambda: damage_of_folder(sealed))
     used = folder / "used.json"
     yield Target(used, lambda: TimeLimit(1.0, used), as_json({"used_seconds": 1.5}))
-
-
-def shard(data: Path) -> Target:
-    """Return a target for the content of a shard: its record in the manifest is made to match the damaged file."""
-    name = DataFolder.open(data).shards("train")[0].path
-    path = data / name
-
-    def read() -> None:
-        rows = tokens = 0
-        with contextlib.suppress(Exception):  # read_shard must detect it
-            ids = pq.read_table(path, columns=["input_ids"])["input_ids"].to_pylist()
-            rows, tokens = len(ids), sum(map(len, ids))
-        record = ShardRecord(name, rows, tokens, path.stat().st_size, sha256_file(path), "")
-        damage_of(data, record, check_hash=False)
-        examples = read_shard(data, record)
-        examples.take(np.arange(len(examples)))
-        print(examples.original_ids)
-
-    table = pq.read_table(path)
-    upper = table.rename_columns([name.upper() for name in table.column_names])
-    variants = [bytes_of(partial(pq.write_table, each)) for each in (table.select(["input_ids"]), table[:2], upper)]
-    return Target(path, read, [path.read_bytes(), *variants])
 
 
 def models(folder: Path) -> Iterator[Target]:

@@ -9,8 +9,9 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens

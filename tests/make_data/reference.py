@@ -1,7 +1,7 @@
 """The algorithm of stage 2 in plain Python, written to be read: from text to windows, pairs and masked examples.
 
-The package does the same with arrays, and also handles sentences longer than half a window, whole words, other
-objectives and shards. `test_reference.py` compares invariants and statistics of the two. Random draws differ.
+The functions of `make_data/pairs.py` have the same names. They do the same with arrays, and also handle long sentences,
+whole words, other objectives and shards. `test_reference.py` compares invariants and statistics. Random draws differ.
 """
 
 import random
@@ -28,7 +28,7 @@ class Pair:
     label: int  # 0: B follows A; 1: B comes from another document; as in google-research/bert
 
 
-def cut_windows(
+def cut_at_length(
     document: int, sentences: list[list[int]], max_tokens: int, short_seq_prob: float, draw: random.Random
 ) -> list[Window]:
     """Cut a document into windows without skipping any text. Sentences have at most half a window."""
@@ -56,36 +56,56 @@ def cut_windows(
     return windows
 
 
-def make_pairs(windows: list[Window], max_tokens: int, draw: random.Random) -> list[Pair]:
-    """Assign labels that lengths and cuts do not reveal, and exchange the Bs of windows with the label 1.
+def exchange_segment_b(windows: list[Window], max_tokens: int, draw: random.Random) -> list[Pair]:
+    """Give half of the windows the label 1 and a B from another document, so that lengths and cuts hide the label.
 
-    Independent labels would not be balanced, and a random B of another length would reveal its label. So windows are
-    sorted by cut and length of B. One of every two neighbours gets a random B, from a window with a similar B.
+    A random B of another length would reveal its label, so windows are sorted by cut and length of B.
     """
     order = sorted(range(len(windows)), key=lambda i: (windows[i].is_cut, len(windows[i].b), draw.random()))
-    labels = [0] * len(windows)
-    for left, right in zip(order[0::2], order[1::2], strict=False):
-        labels[draw.choice((left, right))] = 1
-    if len(order) % 2:
-        labels[order[-1]] = draw.randint(0, 1)
-    partner = list(range(len(windows)))
+    labels = balance_labels(order, draw)
+    partner = {}
     for is_cut in (False, True):
         members = [i for i in order if labels[i] == 1 and windows[i].is_cut == is_cut]
         for begin in range(0, len(members), EXCHANGE_BLOCK):
             block = members[begin : begin + EXCHANGE_BLOCK]
-            for i in block:
-                others = [j for j in block if windows[j].document != windows[i].document]
-                # If the block has one document only, take any window of another document.
-                others = others or [j for j in order if windows[j].document != windows[i].document]
-                partner[i] = draw.choice(others)
+            partner |= choose_partners(block, order, windows, draw)
     pairs = []
     for i, window in enumerate(windows):
-        other = windows[partner[i]]
-        # True and random Bs follow one rule: as long as the window's B if that was cut, else with all tokens.
-        b = (other.b + other.after_b)[: len(window.b)] if window.is_cut else other.b
+        b = exchange(window, windows[partner.get(i, i)])
         pairs.append(Pair(window.a, b[: max_tokens - len(window.a)], labels[i]))
     draw.shuffle(pairs)
     return pairs
+
+
+def balance_labels(order: list[int], draw: random.Random) -> list[int]:
+    """Give one of every two neighbours the label 1. Independent labels would not be balanced."""
+    labels = [0] * len(order)
+    for left, right in zip(order[0::2], order[1::2], strict=False):
+        labels[draw.choice((left, right))] = 1
+    if len(order) % 2:
+        labels[order[-1]] = draw.randint(0, 1)
+    return labels
+
+
+def choose_partners(block: list[int], order: list[int], windows: list[Window], draw: random.Random) -> dict[int, int]:
+    """Choose a window of another document for each window of a block, which have similar Bs."""
+    partner = {}
+    for i in block:
+        others = [j for j in block if windows[j].document != windows[i].document]
+        # If the block has one document only, take any window of another document.
+        others = others or [j for j in order if windows[j].document != windows[i].document]
+        partner[i] = draw.choice(others)
+    return partner
+
+
+def exchange(window: Window, other: Window) -> list[int]:
+    """Return the B of another window for a window.
+
+    True and random Bs follow one rule: as long as the window's B if that was cut, else with all tokens.
+    """
+    if window.is_cut:
+        return (other.b + other.after_b)[: len(window.b)]
+    return other.b
 
 
 def mask(

@@ -9,7 +9,7 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.make_data import ingest, plan
 from bert_pretrain.make_data.run import make_data
 

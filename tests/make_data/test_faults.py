@@ -17,7 +17,8 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from tests.conftest import REPOSITORY, digests

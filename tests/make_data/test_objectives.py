@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.make_data.ingest import ensure_store_shard
 from bert_pretrain.make_data.token_store import store_key, store_shard_folder
 from bert_pretrain.text import documents

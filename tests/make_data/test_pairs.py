@@ -9,9 +9,16 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.pairs import assemble, cut_windows, pack_sentences, shuffle_segment_b, slices_with_windows
+from bert_pretrain import ragged
+from bert_pretrain.make_data.pairs import (
+    assemble,
+    cut_at_length,
+    cut_at_sentences,
+    exchange_segment_b,
+    pack_sentences,
+    slices_with_windows,
+)
 from bert_pretrain.make_data.token_store import ShardText, split_long
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -45,10 +52,9 @@ def owners(documents: list[list[int]]) -> np.ndarray:
 
 def cut(text: ShardText, max_tokens: int, short: float, seed: int, *, at_sentences: bool) -> np.ndarray:
     """Return the start of A, the start of B and the end of B of each window, (windows, 3)."""
-    windows = cut_windows(text, max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
-    begins, ends = windows.starts, windows.starts + windows.lengths
-    assert np.array_equal(ends[0::2], begins[1::2])
-    return np.stack([begins[0::2], begins[1::2], ends[1::2]], axis=1)
+    cut_all = cut_at_sentences if at_sentences else cut_at_length
+    windows = cut_all(text, max_tokens, short, np.random.default_rng(seed))
+    return np.stack([windows.a_start, windows.b_start, windows.end], axis=1)
 
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 80), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -93,11 +99,11 @@ def test_sentence_windows_cut_no_sentence_and_repeat_only_the_last_ones(document
 def test_donor_slices_give_bs_but_no_pairs(documents: list[list[int]], num_paired: int, seed: int) -> None:
     assume(num_paired < len(documents))
     text = replace(text_of(documents), num_shard_slices=num_paired)
-    windows = cut_windows(text, 61, 0.3, np.random.default_rng(seed), at_sentences=False)
-    document = text.slices_of(windows.starts[0::2])
+    windows = cut_at_length(text, 61, 0.3, np.random.default_rng(seed))
+    document = text.slices_of(windows.a_start)
     assume(len(np.unique(document)) > 1)
-    pairs = shuffle_segment_b(windows, text, 61, np.random.default_rng(seed))
-    assert np.array_equal(pairs.starts[0::2], windows.starts[0::2][document < num_paired])
+    pairs = exchange_segment_b(windows, text, 61, np.random.default_rng(seed))
+    assert np.array_equal(pairs.starts[0::2], windows.a_start[document < num_paired])
     assert abs(2 * int(pairs.labels.sum()) - len(pairs)) <= 1
     assert np.array_equal(pairs.labels == 1, document[document < num_paired] != text.slices_of(pairs.starts[1::2]))
 
@@ -105,7 +111,7 @@ def test_donor_slices_give_bs_but_no_pairs(documents: list[list[int]], num_paire
 def test_random_bs_of_a_single_document_are_an_error() -> None:
     text, rng = text_of([[5] * 50]), np.random.default_rng(0)
     with pytest.raises(ValueError, match="one document"):
-        shuffle_segment_b(cut_windows(text, 61, 0.1, rng, at_sentences=False), text, 61, rng)
+        exchange_segment_b(cut_at_length(text, 61, 0.1, rng), text, 61, rng)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20), st.integers(1, 300))

@@ -10,7 +10,7 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.make_data import ingest
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents

@@ -10,7 +10,7 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.masking import mask_examples
-from bert_pretrain.make_data.pairs import assemble, cut_windows, shuffle_segment_b
+from bert_pretrain.make_data.pairs import assemble, cut_at_length, exchange_segment_b
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -56,9 +56,9 @@ def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) ->
     places = iter(range(sum(map(sum, documents))))
     for number, lengths in enumerate(documents):
         sentences = [list(itertools.islice(places, length)) for length in lengths]
-        windows += reference.cut_windows(number, sentences, MAX_TOKENS, SHORT, draw)
+        windows += reference.cut_at_length(number, sentences, MAX_TOKENS, SHORT, draw)
     word_pieces, special = tokenizer.word_piece_ids.tolist(), {tokenizer.cls_id, tokenizer.sep_id}
-    for pair in reference.make_pairs(windows, MAX_TOKENS, draw):
+    for pair in reference.exchange_segment_b(windows, MAX_TOKENS, draw):
         metrics.pairs.append((pair.a, pair.b, pair.label))
         a, b = ([FIRST_ID + token % NUM_IDS for token in segment] for segment in (pair.a, pair.b))
         input_ids = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
@@ -70,7 +70,7 @@ def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) ->
 
 def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Metrics:
     rng, metrics, text = np.random.default_rng(seed), Metrics(), text_of(documents)
-    segments = shuffle_segment_b(cut_windows(text, MAX_TOKENS, SHORT, rng, at_sentences=False), text, MAX_TOKENS, rng)
+    segments = exchange_segment_b(cut_at_length(text, MAX_TOKENS, SHORT, rng), text, MAX_TOKENS, rng)
     spans = [list(range(at, at + length)) for at, length in zip(segments.starts, segments.lengths, strict=True)]
     metrics.pairs = list(zip(spans[0::2], spans[1::2], segments.labels.tolist(), strict=True))
     ids = (FIRST_ID + text.ids % NUM_IDS).astype(np.uint16)

@@ -14,7 +14,7 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.make_data import build

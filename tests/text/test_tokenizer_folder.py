@@ -9,7 +9,7 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens

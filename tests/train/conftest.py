@@ -19,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bert_pretrain import ragged
 from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
 from bert_pretrain.io.manifest import Output
 from bert_pretrain.make_data import summary
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.hardware import activation_bytes_per_token, compile_layers, logits_bytes, state_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import PRETRAINING, load_weights
 from bert_pretrain.model.scale import scale_embeddings

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.train import initial_weights
 from bert_pretrain.train.initial_weights import (
     Cooccurrences,

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.evaluation import evaluate_batches

@@ -14,7 +14,8 @@ import torch
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.evaluation import evaluate_batches

@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.text.sources import Source

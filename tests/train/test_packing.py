@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.masking import mask_examples
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.rng import stream
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss

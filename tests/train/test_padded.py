@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import IGNORE_INDEX
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.loader import TrainingData
 from tests.train.conftest import NewData, rows_of
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from bert_pretrain.cli import main
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, Interrupted, OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train

@@ -15,7 +15,8 @@ from transformers import AutoModelForPreTraining
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate

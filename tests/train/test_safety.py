@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import DEFAULT_EVAL_EVERY
 from bert_pretrain.errors import ConfigError, UserError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.train import loop, schedule

@@ -13,18 +13,26 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
     return offsets
 
 
+def lists_of(offsets: np.ndarray) -> np.ndarray:
+    """Return the list of every value: [0, 0, 0, 1, 1, …]."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
 def positions_within(offsets: np.ndarray) -> np.ndarray:
     """Return the position of every value in its list: [0, 1, 2, 0, 1, …]."""
-    return np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
+    firsts = np.repeat(offsets[:-1], np.diff(offsets))
+    return np.arange(offsets[-1], dtype=np.int64) - firsts
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the indices of the spans [start, start + length), concatenated."""
     offsets = offsets_of(lengths)
-    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], lengths)
+    shifts = np.repeat(starts - offsets[:-1], lengths)
+    return np.arange(offsets[-1], dtype=np.int64) + shifts
 
 
 def take(values: np.ndarray, offsets: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the values and offsets of the lists with the indices `lists`, in this order."""
-    lengths = offsets[lists + 1] - offsets[lists]
-    return values[spans(offsets[lists], lengths)], offsets_of(lengths)
+    starts = offsets[lists]
+    lengths = offsets[lists + 1] - starts
+    return values[spans(starts, lengths)], offsets_of(lengths)
