@@ -140,7 +140,7 @@ def command_line(arguments: Sequence[str]) -> Action:
         from bert_pretrain.cli import loading
 
         sys.argv = ["bert-pretrain", *arguments]
-        sys.modules["__main__"] = __main__  # which spawned workers import
+        sys.modules["__main__"] = __main__
         loading.STARTED = time.monotonic()
         cli.main()
 

@@ -1,10 +1,11 @@
-"""Exit codes and messages: 2 for a user error, 130 or 143 for an interruption, and a traceback for a bug."""
+"""Exit codes and messages: 2 for a user error, 128 and the number of a signal, and a traceback for a bug."""
 
 import contextlib
 import errno
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from bert_pretrain.cli.loading import blocked_signals
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
-from bert_pretrain.io.files import DISK_FULL, is_url, local_path
+from bert_pretrain.io.files import DISK_FULL, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Messages of torch's allocators, oneDNN, the dynamic linker and threading.
@@ -45,12 +46,12 @@ _UNUSABLE_PATH = (
 
 
 class Terminated(BaseException):
-    """SIGTERM as an exception, so that everything is closed on the way out."""
+    """SIGTERM or SIGHUP as an exception with its number, so that everything is closed on the way out."""
 
 
-def terminate(_signal: int, _frame: object) -> NoReturn:
-    """Handle SIGTERM."""
-    raise Terminated
+def terminate(number: int, _frame: object) -> NoReturn:
+    """Handle SIGTERM, or SIGHUP, which says that the terminal was closed."""
+    raise Terminated(number)
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,11 +61,12 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         output = str(kwargs.get("output") or "this process")
         is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
-        writes_run = command.__name__ == "train" and not kwargs["dry_run"] and not is_url(output)
-        run = local_path(output, "--output") if writes_run else None
+        run = None
         try:
-            if run is not None and is_first_rank():
-                _signals_module().remove_status(run)
+            if command.__name__ == "train" and not kwargs["dry_run"]:
+                run = local_path(output, "--output")
+                if is_first_rank():
+                    _signals_module().remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
@@ -121,7 +123,8 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {next_step}", 130
     if isinstance(error, Terminated):
-        return f"terminated; {next_step}", 143
+        number = error.args[0]
+        return f"terminated by {signal.Signals(number).name}; {next_step}", 128 + number
     if os.environ.get("WORLD_SIZE", "1") != "1" and _RANK_LOST.search(f"{type(error).__name__} {error}"):
         reason = str(error).partition("\n")[0]
         return f"another rank has ended or cannot be reached ({reason}); {next_step}", 1
@@ -163,6 +166,7 @@ def flush_output() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # a reader that closes the pipe early, such as `head`, is no error
             what = f"cannot write to standard output: {error.strerror}"
-            print(f"error: {UserError(what, where='>', remedy='redirect it to another place')}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # both may be a terminal that was closed
+                print(f"error: {UserError(what, where='>', remedy='redirect it to another place')}", file=sys.stderr)
         return False
     return True

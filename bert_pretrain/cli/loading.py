@@ -32,8 +32,8 @@ def importing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block SIGINT and SIGTERM; they arrive when the context ends. Imports without pyarrow need only this."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Block stop signals; they arrive when the context ends. Imports without pyarrow need only this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

@@ -227,7 +227,7 @@ def _train(tuner: "FineTuner", identity: dict[str, Any], work: Path, output: Pat
     """Run the trials in `work` and write the best model and its results to `output`."""
     start, task, examples = time.monotonic(), tuner.task, tuner.examples
     print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
-    folder = (work / _TRIALS).resolve()
+    folder = files.local_path((work / _TRIALS).resolve(), "--output")  # safetensors does not open other paths
     trials = task.settings.trials(len(tuner.windows["train"]))
     reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
     best = max(range(len(trials)), key=lambda number: reports[number]["score"])
