@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert_pretrain.config import LENGTHS, Config, duration
-from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io import cores
@@ -297,10 +297,8 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             counts = line.get("validation_examples"), line.get("validation_documents")
             shown = "–" if pairs is None else with_error(pairs, *counts)
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{shown:>{len(title) + 3}}")
-    try:
-        print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
-    except UserError as error:  # matplotlib is an extra
-        print(f"\nno curves drawn: {error}")
+    if draw_curves(runs, output / "curves.png"):
+        print(f"\ncurves: {output / 'curves.png'}")
     positions = value_of(records[-1], "config.model.max_position_embeddings") or 512
     limit = f" (texts of at most {positions} tokens)" if positions < 512 else ""  # fewer than BERT
     print(

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
+from tests.conftest import REPOSITORY, call
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
 COMMANDS = (
@@ -141,3 +142,43 @@ def test_wrong_call_exits_with_2_and_suggests_the_right_flag(call: str) -> None:
     assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
     assert WRONG[call] in result.stderr
+
+
+LATIN = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "vocab a.txt --output LATIN",
+        "make-data a.txt --vocab vocab --output LATIN",
+        "make-data a.txt --vocab vocab --output data --store LATIN",
+        "train --data data --output LATIN",
+        "run tiny a.txt --output LATIN",
+        "train --data data --output run --init-from LATIN",
+        "finetune classify model --train a.csv --output LATIN",
+        "embed model a.txt --output LATIN.parquet",
+        "evaluate LATIN --text a.txt",
+    ],
+)
+def test_path_that_is_not_utf8_is_refused_before_the_work(words: str, monkeypatch, tmp_path: Path, data_folder) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(data_folder)
+    assert "is not UTF-8" in call(*words.replace("LATIN", LATIN).split(), code=2).output
+    assert not list(tmp_path.glob(f"*{LATIN}*"))
+
+
+def test_outputs_are_written_in_a_folder_that_is_not_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, bert_folder: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    (tmp_path / LATIN).mkdir()
+    monkeypatch.chdir(tmp_path / LATIN)
+    Path(f"{LATIN}.txt").symlink_to(english_text)
+    Path("lines.txt").write_text("One word.\nTwo words.\n")
+    for words in (
+        ["make-data", f"{LATIN}.txt", "--vocab", vocab_folder, "--output", "data", "--workers", "1"],
+        ["embed", bert_folder, "lines.txt", "--output", "vectors.parquet"],
+    ):
+        subprocess.run([sys.executable, "-m", "bert_pretrain", *words], env=environment, check=True)
+    assert {path.name for path in Path().iterdir()} >= {"data", "vectors.parquet"}

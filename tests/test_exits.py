@@ -116,17 +116,26 @@ def _version(**streams: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **streams)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_during_shutdown_prints_no_traceback(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "at_start", "code"),
+    [
+        (signal.SIGTERM, "SIG_DFL", -signal.SIGTERM),
+        (signal.SIGINT, "default_int_handler", -signal.SIGINT),
+        (signal.SIGHUP, "SIG_DFL", -signal.SIGHUP),
+        (signal.SIGHUP, "SIG_IGN", 0),  # as under `nohup`
+    ],
+)
+def test_signal_during_shutdown_prints_no_traceback(number: int, at_start: str, code: int) -> None:
     program = f"""
-import atexit, os, sys
+import atexit, os, signal, sys
 atexit.register(os.kill, os.getpid(), {int(number)})
+signal.signal({int(number)}, signal.{at_start})
 sys.argv = ["bert-pretrain", "--version"]
 from bert_pretrain.cli import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (-number, "")
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_terminal_encoding_without_some_characters_is_no_error(tmp_path: Path) -> None:

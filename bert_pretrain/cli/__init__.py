@@ -38,6 +38,8 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+# The handler of SIGINT replaces that of __main__.py.
+_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
 _VERSION = option("Show the version and exit.", None, "--version", callback=_print_version, is_eager=True)
 
 
@@ -52,14 +54,19 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # the encoding may lack characters of messages and file names
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default is to kill; training handles it later
+    for stop, handler in _HANDLERS.items():
+        # `nohup` ignores SIGHUP, and a shell ignores SIGINT in the background. torchrun ends its ranks nevertheless.
+        if signal.getsignal(stop) is not signal.SIG_IGN or "TORCHELASTIC_RUN_ID" in os.environ:
+            signal.signal(stop, handler)
     if "OMP_WAIT_POLICY" not in os.environ:
         # OpenMP threads that spin at a barrier make training several times slower next to another busy process.
         # Waking a sleeping thread takes longer than most operations of a small network, so threads spin briefly first.
         # OpenMP reads both variables when torch is loaded.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # A notebook sets its own backend for the commands of its cells. Pictures in files need none.
+    os.environ.pop("MPLBACKEND", None)
     cores.owns_process = True  # allows our commands to configure the allocator and the compiler
     code: Any = 0
     try:
@@ -68,7 +75,7 @@ def main() -> None:
         finally:
             _restore_default_signals()
     except (Terminated, KeyboardInterrupt) as interruption:  # outside a command, which handles its own
-        code = 143 if isinstance(interruption, Terminated) else 130
+        code = 128 + interruption.args[0] if isinstance(interruption, Terminated) else 130
     except SystemExit as error:
         code = error.code
     except BaseException:
@@ -96,6 +103,6 @@ def _is_compiling() -> bool:
 
 def _restore_default_signals() -> None:
     """Let signals end the process directly: as exceptions during the shutdown they would print tracebacks."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _HANDLERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Exit codes and messages: 2 for a user error, 130 or 143 for an interruption, and a traceback for a bug."""
+"""Exit codes and messages: 2 for a user error, 128 and the number of a signal, and a traceback for a bug."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ import typer
 
 from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.io.cores import is_first_rank
-from bert_pretrain.io.files import DISK_FULL, errno_of, is_url, local_path
+from bert_pretrain.io.files import DISK_FULL, errno_of, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
 # Errors of collective operations after another rank has ended.
@@ -37,18 +37,18 @@ _REMEDIES = {  # errors without a path
 
 
 class Terminated(BaseException):
-    """SIGTERM as an exception, so that everything is closed on the way out."""
+    """SIGTERM or SIGHUP as an exception with its number, so that everything is closed on the way out."""
 
 
-def terminate(_signal: int, _frame: object) -> NoReturn:
-    """Handle SIGTERM."""
-    raise Terminated
+def terminate(number: int, _frame: object) -> NoReturn:
+    """Handle SIGTERM, or SIGHUP, which says that the terminal was closed."""
+    raise Terminated(number)
 
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block SIGINT and SIGTERM; they arrive when the context ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Block stop signals; they arrive when the context ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:
@@ -63,13 +63,13 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         output = str(kwargs.get("output") or "this process")
         is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
         run = None
-        if command.__name__ == "train" and is_kept and not is_url(output):
-            run = local_path(output, "--output")
         try:
-            if run is not None and is_first_rank():
-                from bert_pretrain.train.signals import remove_status
+            if command.__name__ == "train" and is_kept:
+                run = local_path(output, "--output")
+                if is_first_rank():
+                    from bert_pretrain.train.signals import remove_status
 
-                remove_status(run)
+                    remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with _blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
@@ -124,7 +124,8 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {next_step}", 130
     if isinstance(error, Terminated):
-        return f"terminated; {next_step}", 143
+        number = error.args[0]
+        return f"terminated by {signal.Signals(number).name}; {next_step}", 128 + number
     if os.environ.get("WORLD_SIZE", "1") != "1" and _RANK_LOST.search(f"{type(error).__name__} {error}"):
         reason = str(error).partition("\n")[0]
         return f"another rank has ended or cannot be reached ({reason}); {next_step}", 1
@@ -160,6 +161,7 @@ def flush_output() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # a reader that closes the pipe early, such as `head`, is no error
             what = f"cannot write to standard output: {error.strerror}"
-            print(f"error: {UserError(what, where='>', remedy='redirect it to another place')}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # both may be a terminal that was closed
+                print(f"error: {UserError(what, where='>', remedy='redirect it to another place')}", file=sys.stderr)
         return False
     return True

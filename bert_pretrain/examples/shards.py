@@ -42,7 +42,10 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
     table = _to_table(examples)
     with atomic_path(folder / name) as temporary:
         # Without a dictionary, Parquet stores 16-bit ids in four bytes each.
-        with pq.ParquetWriter(temporary, table.schema, compression="zstd", use_dictionary=True) as writer:
+        with (
+            temporary.open("wb") as file,  # Arrow opens no path whose absolute form is not UTF-8
+            pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=True) as writer,
+        ):
             if table.num_rows:  # `datasets` cannot read a row group without rows
                 writer.write_table(table, row_group_size=4096)
         return ShardRecord(

@@ -209,7 +209,7 @@ def _train(tuner: "FineTuner", out: Output) -> None:
     """Run the trials and write the best model and its results to the output folder."""
     start, task, examples = time.monotonic(), tuner.task, tuner.examples
     print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
-    folder = (out.folder / TRIALS).resolve()
+    folder = files.local_path((out.folder / TRIALS).resolve(), "--output")  # safetensors does not open other paths
     refits = out.identity["refits"]
     trials = task.settings.trials(len(tuner.windows["train"]))
     reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]

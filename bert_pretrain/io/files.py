@@ -38,11 +38,17 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def local_path(location: str | Path, flag: str) -> Path:
-    """Return the local path of a path or `file://` URL. Raise ConfigError for other URLs."""
+    """Return the local path of a path or `file://` URL. Raise ConfigError for other URLs.
+
+    Raise it as well for a path that is not UTF-8, which Arrow and safetensors do not open.
+    """
     location = str(location).removeprefix("file://")
     if is_url(location):
         remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
         raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
+    if location.encode(errors="ignore").decode() != location:
+        what = f"the path {location} is not UTF-8"
+        raise ConfigError(what, where=flag, remedy="rename the file or folder, or give another path")
     return Path(os.path.expanduser(location))
 
 

@@ -4,7 +4,7 @@ Tasks must be idempotent and write separate outputs, so that they can run anywhe
 Only a bounded number of tasks is submitted before the consumer takes their results, which bounds the memory.
 """
 
-import multiprocessing.connection
+import multiprocessing
 import os
 import queue
 import signal
@@ -44,8 +44,8 @@ def run_each(
 ) -> Iterator[Result]:
     """Call `function` on every task and yield the results lazily, in task order.
 
-    Worker processes import `function` by name and receive tasks as pickles. A task advances the progress bar by its
-    weight, 1 by default. If `unit` is `B`, the bar shows units such as kB and MB.
+    Worker processes import `function` by name, but not from `__main__`, and receive tasks as pickles. A task advances
+    the progress bar by its weight, 1 by default. If `unit` is `B`, the bar shows units such as kB and MB.
 
     `workers` is a pool, or the number of processes for this call only. With 1, everything runs in this process. If the
     caller may be interrupted while it uses a result, it should open a pool and pass it: the context of the pool then
@@ -133,19 +133,24 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
-        # Workers start here and inherit the signal mask: only the parent handles Ctrl-C, even while they import.
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Workers start here and inherit the signal mask: only the parent handles signals of the terminal. `spawn` would
+        # run the script of the caller again in each worker if it found it.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        main = vars(sys.modules["__main__"])
+        script = {name: main[name] for name in main.keys() & {"__spec__", "__file__"}}
+        main.update(dict.fromkeys(script))
         try:
             return self._executor.submit(function, task)
         finally:
+            main.update(script)
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
-        if not isinstance(error, BrokenProcessPool):
+        if not isinstance(error, BrokenProcessPool | BrokenPipeError):
             return None
-        what = "a worker process was killed, usually by the system because memory ran out"
-        remedy = "run the same command again with fewer --workers; it continues where it stopped"
+        what = "a worker process ended; if it printed no error, it was killed, usually because memory ran out"
+        remedy = "run the same command again, with fewer --workers if memory ran out; it continues where it stopped"
         return UserError(what, where=description, remedy=remedy)
 
     def report_stall(self) -> None:
@@ -169,13 +174,11 @@ def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # By default tqdm makes a multiprocessing lock, a semaphore that a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
-def _exit_after(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
+def _exit_with(parent: Any) -> None:
+    parent.join()
     os._exit(1)
 
 

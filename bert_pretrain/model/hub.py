@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io.files import CHECKSUMS, did_you_mean
+from bert_pretrain.io.files import CHECKSUMS, did_you_mean, local_path
 from bert_pretrain.io.manifest import MANIFEST
 from bert_pretrain.model.folder import CONFIG
 from bert_pretrain.text.tokenizer_folder import FILES
@@ -27,7 +27,7 @@ def model_folder(model: str | Path, flag: str) -> Path:
 
     An existing path, or a path in an existing folder, is never treated as a name.
     """
-    path = Path(model)
+    path = local_path(model, flag)
     match = _NAME.fullmatch(str(model))
     if match is None or path.exists() or path.parent.is_dir():
         remedy = None if any((path / name).exists() for name in (CONFIG, *FILES)) else _remedy_for_run(path, flag)

@@ -54,20 +54,29 @@ def run_folders(folder: Path) -> list[Path]:
     return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime)]
 
 
-def draw_curves(runs: list[Path], output: Path) -> Path:
-    """Draw the losses and accuracies of run folders into one picture and return its path."""
-    figure = make_figure(runs, [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
-    return write_figure(figure, output)
+def draw_curves(runs: Sequence[Path], output: Path) -> bool:
+    """Draw the losses and accuracies of run folders into one picture. Return whether this succeeded.
+
+    Print errors instead of raising them. Raise only if memory runs out: the same command can draw later.
+    """
+    try:
+        records, metrics = [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs]
+        write_figure(make_figure(runs, records, metrics, PANELS), output)
+    except MemoryError:
+        raise
+    except Exception as error:
+        print(f"no curves were drawn: {error or type(error).__name__}")
+        return False
+    return True
 
 
-def write_figure(figure: Any, output: Path) -> Path:
-    """Write a figure in the format of the file's ending and return the path."""
+def write_figure(figure: Any, output: Path) -> None:
+    """Write a figure in the format of the file's ending."""
     file_format = output.suffix.lstrip(".").lower()
     if file_format not in IMAGE_FORMATS:
         what = f"'{output.name}' does not end in an image format"
         raise ConfigError(what, where="--output", remedy="use .png, .svg or .pdf")
     write_file(output, image_bytes(figure, file_format))
-    return output
 
 
 def pair_task_names(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
@@ -84,7 +93,7 @@ def image_bytes(figure: Any, file_format: str = "png") -> bytes:
 
 
 def make_figure(
-    runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: tuple[Panel, ...]
+    runs: Sequence[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: tuple[Panel, ...]
 ) -> Any:
     """Draw the panels that have metrics, given the manifests and the metrics of run folders."""
     names = {name for lines in metrics for line in lines for name, value in line.items() if value is not None}

@@ -170,7 +170,10 @@ def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -
     columns = {"source": pa.string(), "row": pa.int64(), "text": pa.string()}
     features = {"tokens": pa.list_(pa.string()), "embeddings": pa.list_(vector)}
     schema = pa.schema({**columns, **(features if level == "token" else {"embedding": vector})})
-    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["source"]) as writer:
+    with (
+        path.open("wb") as file,
+        pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=["source"]) as writer,
+    ):
         for texts, tokens, vectors in blocks:
             array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector)
             values: dict[str, Any] = {name: [getattr(text, name) for text in texts] for name in ("row", "text")}

@@ -41,8 +41,8 @@ def fit(
 ) -> None:
     """Train from the state's step to the end of the run and save the last checkpoint.
 
-    The state is changed in place. SIGUSR1 saves a checkpoint. SIGINT and SIGTERM save one, without a due
-    evaluation, and raise `Interrupted`.
+    The state is changed in place. SIGUSR1 saves a checkpoint. Stop signals save one, without a due evaluation, and
+    raise `Interrupted`.
     """
     graphs = _step_graphs(run, state)
     # The first step may compile. The second step may capture a CUDA graph. Several ranks agree on the time after the

@@ -6,7 +6,6 @@ It is Markdown with metadata for the Hugging Face Hub. Names of users' files are
 import posixpath
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,11 +16,10 @@ from bert_pretrain import __version__
 from bert_pretrain.config import duration
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import is_url
-from bert_pretrain.metrics import Metrics, perplexity
+from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, image_bytes, make_figure
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
@@ -91,22 +89,6 @@ def model_card(
         eval_results=results or None,
     )
     return f"---\n{metadata}\n---\n\n{body}"
-
-
-def draw_curves(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
-    """Plot the metrics of a run with the manifest `record` into its model folder. Return whether this succeeded.
-
-    Print errors instead of raising them. Raise only if memory or disk space runs out: the same command can plot later.
-    """
-    try:
-        image = image_bytes(make_figure([run], [record], [metrics], PANELS))
-    except MemoryError:
-        raise
-    except Exception as error:
-        print(f"the model card has no curves: {(str(error) or type(error).__name__).splitlines()[0]}")
-        return False
-    (folder / "curves.png").write_bytes(image)
-    return True
 
 
 def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult]:

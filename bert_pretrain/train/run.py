@@ -22,6 +22,7 @@ from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
+from bert_pretrain.report.curves import draw_curves
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
@@ -37,7 +38,7 @@ from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.model_card import draw_curves, model_card
+from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
 from bert_pretrain.train.sampled_softmax import CandidateSampler
@@ -64,7 +65,7 @@ def train(
     Under `torchrun`, each process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
     `config`. `init_from` is any BERT folder. With `carry_optimizer`, `init_from` must be a checkpoint of this package;
     training continues from its step and optimizer state. `dry_run` only prints the settings and the time; if `data` is
-    a sample, `corpus_tokens` is the size of the corpus. SIGINT and SIGTERM save a checkpoint and raise `Interrupted`.
+    a sample, `corpus_tokens` is the size of the corpus. Stop signals save a checkpoint and raise `Interrupted`.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
@@ -327,7 +328,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
     try:
         metrics = read_metrics(run.output)
     except DataError as error:  # damaged metrics must not prevent writing the model
-        print(f"the model card has no curves, and the final loss was not checked: {error}")
+        print(f"the final loss was not checked: {error}")
         metrics = []
     warning = nothing_learned(record, metrics)
     validation = log.newest.get("validation")
@@ -335,13 +336,14 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = export_weights(parameters)
         save_model_folder(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
+        has_curves = draw_curves([run.output], temporary / "curves.png")
         card = model_card(
             run,
             state.progress,
             validation,
             model=state.model,
             is_final=True,
-            has_curves=bool(metrics) and draw_curves(run.output, record, metrics, temporary),
+            has_curves=has_curves,
             warning=warning,
         )
         write_text(temporary / CARD, card)

@@ -1,8 +1,8 @@
 """Signals that stop training or save a checkpoint, and `status.json`, which reports how the last session ended.
 
-SIGINT and SIGTERM save a checkpoint after the current step and stop. SIGUSR1 saves one and continues. Scripts need
-`status.json` because torchrun exits with code 1 after every failure. The first rank writes the file at the end of a
-session. It is missing while a session runs and after SIGKILL.
+SIGINT, SIGTERM and SIGHUP (the terminal was closed) save a checkpoint after the current step and stop. SIGUSR1 saves
+one and continues. Scripts need `status.json` because torchrun exits with code 1 after every failure. The first rank
+writes the file at the end of a session. It is missing while a session runs and after SIGKILL.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from types import FrameType
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import STATUS, write_json
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Ignore repetitions within this time, because a cluster signals torchrun and its ranks, and torchrun forwards signals.
 REPEAT_SECONDS = 5.0
 
@@ -25,15 +25,19 @@ REPEAT_SECONDS = 5.0
 class SignalRequests:
     """A context that records signals, which are then handled between steps. Outside the main thread it does nothing.
 
-    A second stop signal, after `REPEAT_SECONDS`, goes to the previous handler.
+    A second stop signal, after `REPEAT_SECONDS`, goes to the previous handler. SIGHUP remains ignored under `nohup`.
     """
 
-    _stop, _stop_time, _saves = 0, 0.0, False
+    _stop, _stop_time, _save = 0, 0.0, 0
 
     def __enter__(self) -> "SignalRequests":
         is_main = threading.current_thread() is threading.main_thread()
         numbers = (*STOPS, signal.SIGUSR1) if is_main else ()
-        self._previous = {number: signal.signal(number, self._record) for number in numbers}
+        self._previous = {
+            number: signal.signal(number, self._record)
+            for number in numbers
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -42,12 +46,12 @@ class SignalRequests:
 
     def take(self) -> int:
         """Return the stop signal if there was one, else SIGUSR1 if it arrived since the last call, else 0."""
-        saves, self._saves = self._saves, False
-        return self._stop or (signal.SIGUSR1 if saves else 0)
+        save, self._save = self._save, 0
+        return self._stop or save
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
-            self._saves = True
+            self._save = number
         elif not self._stop:
             self._stop, self._stop_time = number, time.monotonic()
             # `print` could fail: the handler may interrupt a write to the stream.
@@ -75,8 +79,8 @@ def write_status(run: Path, exit_code: int, message: str = "") -> None:
     """Write `status.json`, unless the folder is not an output of this package."""
     if manifest.is_output_or_empty(run):
         run.mkdir(parents=True, exist_ok=True)
-        outcomes = {0: "done", 2: "wrong_input", 130: "stopped", 143: "stopped"}
-        outcome, now = outcomes.get(exit_code, "failed"), datetime.datetime.now().astimezone()
+        outcome = "stopped" if exit_code - 128 in STOPS else {0: "done", 2: "wrong_input"}.get(exit_code, "failed")
+        now = datetime.datetime.now().astimezone()
         status = {"status": outcome, "step": newest_step(run), "time": now.isoformat("T", "seconds")}
         write_json(run / STATUS, {**status, "message": message})
 

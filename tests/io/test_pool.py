@@ -15,8 +15,8 @@ from tqdm import tqdm
 from bert_pretrain.errors import UserError
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
-from tests.conftest import wait_until
-from tests.io.tasks import fail_at_1, kill_worker_at_1, square
+from tests.conftest import REPOSITORY, wait_until
+from tests.io.tasks import break_a_pipe, fail_at_1, kill_worker_at_1, square
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -26,7 +26,7 @@ def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int |
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_are_ordered_and_lazy_and_workers_ignore_ctrl_c(tmp_path, workers) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    blocked = before if workers == 1 else {signal.SIGINT}
+    blocked = before if workers == 1 else {signal.SIGINT, signal.SIGHUP}
     tasks = [tmp_path / str(number) for number in range(12)]
     with LocalPool(workers) as pool:
         assert run_all(square, range(6), pool) == [(number * number, blocked) for number in range(6)]
@@ -50,26 +50,45 @@ def test_error_in_one_task_stops_the_others(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 WORK = """
-import os, time
 from bert_pretrain.io.pool import run_each
-def work(name):
-    os.write(1, b'%d\\n' % os.getpid())  # one write, because the workers share the pipe
-    time.sleep(120)
-if __name__ == '__main__':
-    list(run_each(work, [1, 2], workers=2, description='test', unit='task'))
+from tests.io.tasks import square, write_id_and_wait
+print(len(list(run_each({task}, [1, 2], workers=2, description='test', unit='task'))))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_exit_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "script.py").write_text(WORK)
+    (tmp_path / "script.py").write_text(WORK.format(task="write_id_and_wait"))
     command = [sys.executable, str(tmp_path / "script.py")]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(number)
     parent.communicate(timeout=180)  # waits until the workers close the pipe too
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+@pytest.mark.parametrize("name", ["script.py", "-"])
+def test_workers_do_not_run_the_script_again(tmp_path: Path, name: str) -> None:
+    """Without `if __name__ == "__main__":`, in a file and in `python - < script`."""
+    (tmp_path / "script.py").write_text(WORK.format(task="square"))
+    with (tmp_path / "script.py").open() as file:
+        done = subprocess.run(
+            [sys.executable, name],
+            cwd=tmp_path,
+            stdin=file,
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_broken_pipe_to_a_worker_is_reported_like_a_dead_worker() -> None:
+    with pytest.raises(UserError, match="killed"):
+        run_all(break_a_pipe, range(2), workers=2)
 
 
 def test_available_cores_respects_affinity() -> None:

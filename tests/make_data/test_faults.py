@@ -133,7 +133,8 @@ def test_make_data_killed_at_random_times_resumes_bit_equal(tmp_path, texts, voc
     ("number", "code", "word"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, "terminated by SIGTERM", marks=pytest.mark.slow),
+        (signal.SIGHUP, 129, "terminated by SIGHUP"),
         (signal.SIGKILL, -9, ""),
     ],
 )

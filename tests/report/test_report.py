@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import sha256_file
 from bert_pretrain.io.manifest import Output, read_record
 from bert_pretrain.metrics import read_metrics
-from bert_pretrain.report.curves import PANELS, draw_curves, make_figure
+from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, write_figure
 from bert_pretrain.report.render import escaped, render
 from bert_pretrain.report.report import normal_values, write_report
 from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of
@@ -41,16 +43,22 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", rest='{"step": 60, "ml')
 
 
+def drawn(runs: list[Path], path: Path) -> Path:
+    records, metrics = [read_record(run) for run in runs], [read_metrics(run) for run in runs]
+    write_figure(make_figure(runs, records, metrics, PANELS), path)
+    return path
+
+
 def test_one_or_several_runs_are_drawn(run: Path, tmp_path: Path) -> None:
     assert read_metrics(run)[-1]["step"] == 50  # without the incomplete line
-    assert draw_curves([run], tmp_path / "new" / "curves.png").read_bytes().startswith(PNG)
-    assert "next sentence" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
+    assert drawn([run], tmp_path / "new" / "curves.png").read_bytes().startswith(PNG)
+    assert "next sentence" in drawn([run, run], tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="image format"):
-        draw_curves([run], tmp_path / "curves.txt")
+        drawn([run], tmp_path / "curves.txt")
     alone = [{name: None if "nsp" in name else value for name, value in line.items()} for line in LINES]
-    drawn = draw_curves([write_run(tmp_path / "alone", alone)], tmp_path / "none.svg").read_text()
-    assert "masked tokens" in drawn
-    assert "next sentence" not in drawn
+    text = drawn([write_run(tmp_path / "alone", alone)], tmp_path / "none.svg").read_text()
+    assert "masked tokens" in text
+    assert "next sentence" not in text
 
 
 def test_panels_show_chance(tmp_path: Path) -> None:
@@ -74,10 +82,10 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(tmp_path: Path
         write_run(tmp_path / name, vocab_size=4096, unigram_entropy={"validation": entropy})
         for name, entropy in (("one", 5.5), ("other", 6.5))
     )
-    assert "token frequencies" in draw_curves([one], tmp_path / "one.svg").read_text()
-    drawn = draw_curves([one, other], tmp_path / "both.svg").read_text()
+    assert "token frequencies" in drawn([one], tmp_path / "one.svg").read_text()
+    text = drawn([one, other], tmp_path / "both.svg").read_text()
     labels = ("token frequencies", "all tokens equally likely", "other: held out")
-    assert [label in drawn for label in labels] == [False, True, True]
+    assert [label in text for label in labels] == [False, True, True]
 
 
 def test_normal_values_follow_the_recipe() -> None:
@@ -92,12 +100,26 @@ def test_normal_values_follow_the_recipe() -> None:
 
 def test_runs_without_metrics_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="no metrics yet"):
-        draw_curves([write_run(tmp_path / "empty", [])], tmp_path / "curves.png")
+        drawn([write_run(tmp_path / "empty", [])], tmp_path / "curves.png")
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="matplotlib"):
-        draw_curves([run], tmp_path / "curves.png")
+        drawn([run], tmp_path / "curves.png")
+
+
+def test_curves_need_no_backend(run: Path, tmp_path: Path) -> None:
+    """In a cell of a notebook, `!bert-pretrain` inherits MPLBACKEND, but may be installed elsewhere."""
+    environment = {**os.environ, "MPLBACKEND": "not_installed"}
+    command = [sys.executable, "-m", "bert_pretrain", "report", run, "--output", tmp_path / "curves.png"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_curves_that_cannot_be_drawn_do_not_fail_a_command(run: Path, tmp_path: Path, capsys) -> None:
+    assert draw_curves([run], tmp_path / "curves.png")
+    assert not draw_curves([tmp_path / "none"], tmp_path / "other.png")
+    assert "no curves were drawn: " in capsys.readouterr().out
 
 
 def test_page_is_one_file_and_accepts_the_output_folder_of_run(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_repeatedly_killed_run_is_bit_equal(data_folder: Path, tmp_path: Path) -
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000098", "step-00000100"]
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signals_save_a_checkpoint_and_stop_signals_exit(
     fit: Fit, data_folder: Path, tmp_path: Path, number: int, exit_code: int
 ) -> None:
@@ -139,6 +139,32 @@ def test_run_whose_console_has_ended_is_stopped_with_a_checkpoint(data_folder: P
     os.kill(process.pid, signal.SIGINT)
     process.join(180)
     assert process.exitcode == 130
+    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
+    assert newest_step(run) >= metrics(run)[-1]["step"] > 0
+
+
+@pytest.mark.parametrize("has_nohup", [False, True])
+def test_run_whose_terminal_is_closed_saves_a_checkpoint(data_folder: Path, tmp_path: Path, has_nohup: bool) -> None:
+    """As by the end of an ssh connection. `nohup` ignores SIGHUP, and the run must continue."""
+    run, (ours, terminal) = tmp_path / "run", os.openpty()
+
+    def open_terminal() -> None:
+        os.close(ours)
+        os.login_tty(terminal)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+        if has_nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run), first=open_terminal)
+    os.close(terminal)
+    wait_until(lambda: num_lines(run) >= 2, process)
+    os.close(ours)  # the kernel sends SIGHUP
+    if has_nohup:
+        before = num_lines(run)
+        wait_until(lambda: num_lines(run) > before + 1, process)
+        os.kill(process.pid, signal.SIGTERM)
+    process.join(180)
+    assert process.exitcode == (143 if has_nohup else 129)
     assert json.loads((run / "status.json").read_text())["status"] == "stopped"
     assert newest_step(run) >= metrics(run)[-1]["step"] > 0
 
