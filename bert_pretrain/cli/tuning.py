@@ -29,7 +29,9 @@ def finetune(
     batch_size: Annotated[int, option("Windows of text per step.")] = Settings.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = Settings.weight_decay,
-    max_length: Annotated[int | None, option("Tokens per window; default: 128, for answer 384.")] = None,
+    max_length: Annotated[
+        int | None, option("Tokens per window; default: 128 (answer: 384), or fewer as trained.")
+    ] = None,
     dropout: Annotated[float, option("Dropout of hidden states and attention.")] = Settings.dropout,
     baselines: Annotated[bool, switch("--baselines", "Also fine-tune an untrained network of the same size.")] = False,
     no_baseline: Annotated[bool, switch("--no-baseline", "Skip the baseline of words alone.")] = False,

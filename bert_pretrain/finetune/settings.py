@@ -31,7 +31,7 @@ class Settings:
     batch_size: int = 32
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
-    max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model's positions
+    max_length: int | None = None  # tokens per window; None: 128, or 384 for `answer`, limited by the model
     dropout: float = 0.1  # of hidden states and attention; not that of the model's config.json
     baselines: bool = False  # also fine-tune the same network without pretraining
     no_baseline: bool = False  # skip the baseline of word counts or most frequent tags
@@ -56,20 +56,22 @@ class Settings:
                     what = f"{flag_of(name)} is an option of '{field_task}', but the task is '{task}'"
                     raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
-    def resolve(self, task: str, num_positions: int) -> "Settings":
-        """Check all ranges, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
+    def resolve(self, task: str, limit: int) -> "Settings":
+        """Check all ranges, and set `max_length` and `stride` for a model that reads up to `limit` tokens."""
         for rate in self.learning_rate:
             if not 0.0 < rate < math.inf:
                 remedy = "use auto, or numbers above 0 separated by commas"
                 raise ConfigError(f"the learning rate is {rate}", where="--learning-rate", remedy=remedy)
-        max_length = self.max_length or min(384 if task == "answer" else 128, num_positions)
-        upper = {"max_length": num_positions, "stride": max_length // 3}
+        default = 384 if task == "answer" else 128
+        max_length = min(self.max_length or default, limit)
+        if self.max_length is None and limit < default:
+            print(f"maximum length: {limit} tokens; the model is not trained for {default} (--max-length)")
+        upper = {"stride": max_length // 3}
         for name, (low, high) in _RANGES.items():
             value, high = getattr(self, name), upper.get(name, high)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
-                note = f", but the model has {num_positions} positions" if name == "max_length" else ""
                 bounds = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:.10g}"
-                raise ConfigError(f"the value is {value}{note}", where=flag_of(name), remedy=f"use a number {bounds}")
+                raise ConfigError(f"the value is {value}", where=flag_of(name), remedy=f"use a number {bounds}")
         stride = min(128, max_length // 3) if self.stride is None else self.stride
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
