@@ -58,6 +58,8 @@ VocabLowercase = Annotated[bool | None, option(_LOWERCASE)]
 Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say so.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
 BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.", min=1)]
+_MAX_LENGTH = "Read at most N tokens of a text; default: as many as the model is trained for."
+MaxLength = Annotated[int | None, option(_MAX_LENGTH, "N", min=3)]
 TextField = Annotated[str | None, option("Name of the text field in records; text by default.")]
 SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of stopping at them.")]
 Precision = Annotated[str, option("Precision of matrix products: fp32, bf16, fp16 or auto.")]

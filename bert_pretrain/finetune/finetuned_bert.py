@@ -40,8 +40,8 @@ class FinetunedBert:
     is_multi_label: bool = False
 
     @staticmethod
-    def open(folder: Path, config: TrainConfig) -> "FinetunedBert":
-        """Open a fine-tuned folder with the device, precision and attention of `config`."""
+    def open(folder: Path, config: TrainConfig, max_length: int | None = None) -> "FinetunedBert":
+        """Open a fine-tuned folder like `open_bert`."""
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
         names = settings.get("architectures")
@@ -50,7 +50,8 @@ class FinetunedBert:
             what = f"is a {str(cls_name)[:80]}, which has no head for a task" if cls_name else "names no model class"
             raise DataError(f"{folder} {what}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
         task, layer = _HEADS[cls_name]
-        bert = open_bert(folder, config, ("bert.pooler",) if task == "classify" else ())
+        required = ("bert.pooler",) if task == "classify" else ()
+        bert = open_bert(folder, config, required, max_length=max_length)
         weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
         hidden = bert.network.config.hidden_size
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
@@ -78,8 +79,7 @@ class FinetunedBert:
                 if self.task == "classify":
                     hidden = self.bert.network.pooler(hidden, packed[3])  # (windows, hidden)
                     sizes = np.ones_like(sizes)
-                remedy = "if training has diverged, use a smaller --learning-rate and --overwrite"
-                outputs = checked(F.linear(hidden, self.weight, self.bias), remedy).float().cpu().numpy()
+                outputs = checked(F.linear(hidden, self.weight, self.bias)).float().cpu().numpy()
                 for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
                     results[index] = part
                 bar.update(len(batch) / len(windows) * num_rows * (1 - 1e-9))  # rounding must not exceed the total

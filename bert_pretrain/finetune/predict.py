@@ -62,11 +62,12 @@ def predict(
         what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"
         raise ConfigError(what, where="--output", remedy=remedy)
     check_output_file(output, [location])
-    finetuned = FinetunedBert.open(model, config)
+    changes = changes or {}
+    finetuned = FinetunedBert.open(model, config, changes.get("max_length"))
     if (suffix_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
         what = f"{output.suffix} is for the task '{suffix_task}', but the task of the model is '{finetuned.task}'"
         raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
-    task = _open_task(model, finetuned, changes or {})
+    task = _open_task(model, finetuned, changes)
     examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
     _check_rows(examples, output)
     added: list[dict[str, Any]] = []

@@ -33,9 +33,8 @@ from bert_pretrain.finetune.task import MODEL, Task
 from bert_pretrain.io import files
 from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.io.manifest import Output, OutputState
-from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
+from bert_pretrain.model.folder import CARD, CONFIG, PRETRAINING, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.report.render import render
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
@@ -82,8 +81,10 @@ def finetune(
     output = output.resolve() if output.is_symlink() or output.name in ("", "..") else output
     _check_environment(device)
     torch_device = choose_device(device)
-    bert = open_bert(model, TrainConfig(device="cpu"))  # checks the folder; the Trainer opens it again
-    settings = (settings or Settings()).resolve(task, bert.max_length)
+    settings = settings or Settings()
+    # Checks the folder; the Trainer opens it again.
+    bert = open_bert(model, TrainConfig(device="cpu"), max_length=settings.max_length)
+    settings = settings.resolve(task, bert.max_length)
     prepared_task, examples = _read(TASK_CLASSES[task](settings, bert.tokenizer), inputs)
     identity = {"task": task, "refits": validation is None, **_identity(prepared_task, model, examples)}
     out = Output(output, KIND, identity, [model, *(each.location for each in inputs)])

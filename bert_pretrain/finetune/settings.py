@@ -54,7 +54,7 @@ class Settings:
     weight_decay: Annotated[float, Limits(ge=0)] = 0.01
     """Weight decay of matrices (not biases, LayerNorm)."""
     max_length: Annotated[int, Limits(ge=16)] | None = None
-    """Tokens per window; default: 128, for answer 384."""
+    """Tokens per window; default: 128 (answer: 384), or fewer as trained."""
     dropout: Annotated[float, Limits(ge=0, le=0.9)] = 0.1
     """Dropout of hidden states and attention."""
     baselines: bool = False
@@ -92,8 +92,8 @@ class Settings:
                     what = f"{flag_of(name)} is an option of '{other}', but the task is '{task}'"
                     raise ConfigError(what, where=flag_of(name), remedy="remove it")
 
-    def resolve(self, task: str, num_positions: int) -> "Settings":
-        """Check all limits, and set `max_length` and `stride` for a model with `num_positions` position embeddings."""
+    def resolve(self, task: str, limit: int) -> "Settings":
+        """Check all limits, and set `max_length` and `stride` for a model that reads up to `limit` tokens."""
         from pydantic import TypeAdapter, ValidationError
 
         try:
@@ -101,8 +101,10 @@ class Settings:
         except ValidationError as error:
             where = flag_of(str(error.errors()[0]["loc"][0]))
             raise ConfigError(first_problem(error), where=where, remedy="correct it, or leave it out") from error
-        max_length = settings.max_length or min(384 if task == "answer" else 128, num_positions)
-        _check_limit("max_length", max_length, num_positions, f"the model has {num_positions} positions")
+        default = 384 if task == "answer" else 128
+        max_length = min(settings.max_length or default, limit)
+        if settings.max_length is None and limit < default:
+            print(f"maximum length: {limit} tokens; the model is not trained for {default} (--max-length)")
         longest_stride = max_length // 3
         stride = min(128, longest_stride) if settings.stride is None else settings.stride
         _check_limit("stride", stride, longest_stride, f"a third of the window has {longest_stride} tokens")

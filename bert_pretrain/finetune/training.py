@@ -26,7 +26,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import DISK_FULL, atomic_folder, errno_of, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.folder import CONFIG
+from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths
 from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
 from bert_pretrain.train.hardware import choose_precision
@@ -115,8 +115,11 @@ class FineTuner:
         if settings.regression:
             _rescale_head(network, self.task.label_deviation, self.task.label_mean)
         with atomic_folder(folder / MODEL) as model:
+            length = max(settings.max_length or 0, lengths(self.model)[0])
+            with contextlib.suppress(AttributeError, TypeError):  # other programs write no such record
+                network.config.pretraining[TRAINED_LENGTH] = length
             network.save_pretrained(model)
-            self.task.tokenizer.save(model, network.config.max_position_embeddings)
+            self.task.tokenizer.save(model, length)
             for file in model.glob("*.safetensors"):  # safetensors makes them readable only for their owner
                 file.chmod((model / CONFIG).stat().st_mode)
         write_json(folder / _REPORT, report)
@@ -170,7 +173,8 @@ class FineTuner:
         try:
             finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
         except UserError as error:  # its remedy is for the user's MODEL
-            raise _damaged_checkpoint(folder, error.what) from error
+            remedy = "start over with --overwrite; if training has diverged, with a smaller --learning-rate"
+            raise DataError(error.what, where=str(folder), remedy=remedy) from error
         windows = self.windows[split]
         with progress_bar(desc=split, total=len(windows), unit="window") as bar:
             return self._decode(split, finetuned.logits(windows, bar, len(windows)))

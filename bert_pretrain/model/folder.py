@@ -6,6 +6,7 @@ Weight files are searched in the same order as in `transformers`: safetensors be
 import hashlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.errors import DataError, first_problem
+from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
 from bert_pretrain.text.tokenizer_folder import FILES
 
@@ -25,9 +26,15 @@ CARD = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
+PRETRAINING = "pretraining"  # key of `config.json` that describes our pretraining; fine-tuning keeps it
+TRAINED_LENGTH = "max_seq_length"  # its key for the number of tokens of the longest training examples
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 _REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several"
+_REMEDY_FOR_GOOGLE = (  # its folders have bert_config.json and bert_model.ckpt.*; some with PyTorch weights have both
+    "name the same model on the Hub, such as google-bert/bert-base-uncased, or convert the TensorFlow checkpoint to "
+    'PyTorch with transformers 4; then rename bert_config.json to config.json, and add "model_type": "bert" to it'
+)
 
 
 def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
@@ -49,7 +56,8 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     """Return the model configuration and the vocabulary size from a folder's `config.json`."""
     if not (folder / CONFIG).is_file():
         what = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
-        raise DataError(what, where=flag, remedy=_REMEDY)
+        is_from_google = (folder / "bert_config.json").exists()
+        raise DataError(what, where=flag, remedy=_REMEDY_FOR_GOOGLE if is_from_google else _REMEDY)
     content = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
     vocab_size = content.get("vocab_size") if isinstance(content, dict) else None
@@ -84,9 +92,42 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
         expected[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
     for name, shape in expected.items():
         if name not in shapes:
-            what = f"{folder} has no tensor {name}, which a BERT with the sizes in its {CONFIG} needs"
-            raise DataError(what, where=flag, remedy=_REMEDY)
+            what, remedy = f"{folder} has no tensor {name}, which a BERT with the sizes in its {CONFIG} needs", _REMEDY
+            if wrapped := [other for other in shapes if other.endswith(name.removeprefix("bert"))]:
+                what += f", but {wrapped[0]}"
+                remedy = "save the model without its wrapper (of DataParallel: model.module), or rename the tensors"
+            raise DataError(what, where=flag, remedy=remedy)
         check_shape(name, shapes[name], shape, folder, flag)
+
+
+def lengths(folder: Path) -> tuple[int, int]:
+    """Return the number of tokens for which a model is trained, and the number of its positions.
+
+    The first is the length of the examples if this package trained the model. Otherwise both are equal.
+    """
+    content = read_json(folder / CONFIG)
+    positions, record = content.get("max_position_embeddings", 512), content.get(PRETRAINING)
+    length = record.get(TRAINED_LENGTH) if isinstance(record, dict) else None
+    return length if type(length) is int and 3 <= length <= positions else positions, positions
+
+
+def length_limit(folder: Path, max_length: int | None) -> int:
+    """Return the maximum number of tokens to read: `--max-length`, by default the trained length.
+
+    Raise `ConfigError` if the model has fewer positions. Warn if the last of them are not trained.
+    """
+    trained, positions = lengths(folder)
+    if max_length is None:
+        return trained
+    if not 3 <= max_length <= positions:
+        what = f"the maximum length is {max_length}, the model {folder} has {positions} positions"
+        remedy = f"set it to 3 to {positions} tokens, including [CLS] and [SEP]"
+        raise ConfigError(what, where="--max-length", remedy=remedy)
+    if max_length > trained:
+        hint = "leave it out, or train the model on longer examples"
+        what = f"--max-length is {max_length}, but the model is trained for {trained} tokens"
+        print(f"warning: {what}\n  hint: {hint}", file=sys.stderr)
+    return max_length
 
 
 def weights_sha256(folder: Path, flag: str) -> str:

@@ -20,6 +20,8 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
     CONFIG,
     POSITIONS,
+    PRETRAINING,
+    TRAINED_LENGTH,
     WEIGHTS,
     WORD_EMBEDDINGS,
     check_model,
@@ -31,7 +33,6 @@ from bert_pretrain.model.folder import (
 from bert_pretrain.model.scale import export_exponent, scale_embeddings
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 
-PRETRAINING = "pretraining"  # key of `config.json` that describes the pretraining, for fine-tuning
 _TENSORS_BY_TOKEN = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -73,8 +74,9 @@ def save_model_folder(
 ) -> None:
     """Write configuration, weights, tokenizer and their checksums to an existing folder.
 
-    `tensors` have Hugging Face's names. `pretraining` goes into `config.json`: the `optimizer`, the `language` and the
-    number of `tokens`. A model card is written afterwards, so no checksum covers it and it may be edited.
+    `tensors` have Hugging Face's names. `pretraining`, described at `ResolvedRun.pretraining`, goes into `config.json`.
+    Its length is the `model_max_length` of the tokenizer, so `transformers` truncates texts too. A model card is
+    written afterwards, so no checksum covers it and it may be edited.
     """
     config = {
         "architectures": ["BertForPreTraining"],
@@ -88,7 +90,8 @@ def save_model_folder(
     }
     write_json(folder / CONFIG, config if pretraining is None else {**config, PRETRAINING: pretraining})
     write_tensors(tensors, folder / WEIGHTS)
-    tokenizer.save(folder, model.config.max_position_embeddings)
+    positions = model.config.max_position_embeddings
+    tokenizer.save(folder, positions if pretraining is None else pretraining[TRAINED_LENGTH])
     write_checksums(folder, {CONFIG, WEIGHTS, *tokenizer.files})
 
 
@@ -141,8 +144,8 @@ def load_model(
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
-    size: dict[str, Any] = {"hidden_size": config.hidden_size, "num_heads": config.num_attention_heads}
-    backend, _ = choose_attention(attention, device, dtype, **size, dropout_rate=0.0)
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    backend, _ = choose_attention(attention, device, dtype, hidden_size=hidden, num_heads=heads, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:
@@ -161,7 +164,7 @@ def load_weights(
     With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
     repeated. Return Hugging Face's names of the initialized tensors, and the unused tensors of the folder by name.
     """
-    tensors = _with_current_names(read_weights(folder, flag))
+    tensors = _with_current_names(read_weights(folder, flag), f"{flag} {folder}")
     if extension is not None:
         for name in tensors.keys() & set(_TENSORS_BY_TOKEN):
             tensors[name] = _extend_rows(name, tensors[name], extension, folder, flag)
@@ -201,19 +204,24 @@ def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, fl
     return extended
 
 
-def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     """Rename the tensors of a BERT folder to Hugging Face's current names, without the decoder's copy of tied weights.
 
-    Raise DataError for an unsupported dtype or layout, and for an untied decoder.
+    Raise DataError for an unsupported dtype or layout, for NaN and infinity, and for an untied decoder.
     """
     renamed = {}
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):
             continue  # a buffer of older versions: 0, 1, 2, …
         name = current_name(old_name)
-        if name.startswith(("bert.", "cls.")) and (tensor.dtype not in _DTYPES or tensor.layout != torch.strided):
+        is_dense = tensor.dtype in _DTYPES and tensor.layout == torch.strided
+        if not is_dense and name.startswith(("bert.", "cls.")):
             what = f"{tensor.dtype} with {tensor.layout} is not supported"
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
+        # Unlike `isfinite`, `aminmax` needs no memory. Both of its results are NaN if a number is NaN.
+        if is_dense and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            what, remedy = f"the tensor {old_name} has NaN or infinity", "use a model whose training did not diverge"
+            raise DataError(what, where=where, remedy=remedy)
         renamed[name] = tensor
     # The decoder is tied to the embeddings, but some versions also store its weight and bias.
     decoder, bias = (renamed.pop(f"cls.predictions.decoder.{leaf}", None) for leaf in ("weight", "bias"))

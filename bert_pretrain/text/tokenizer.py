@@ -24,7 +24,6 @@ from bert_pretrain.text.tokenizer_folder import (
     FILES,
     MAX_WORD_CHARACTERS,
     NORMALIZER_NAMES,
-    REMEDY,
     SPECIAL_TOKENS,
     TOKENIZER,
     UNKNOWN,
@@ -126,7 +125,8 @@ class Tokenizer:
             return Tokenizer(**content._asdict(), folder=folder)
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
-            raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
+            remedy = f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>"
+            raise DataError(str(error), where=str(folder / name), remedy=remedy) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary and the same text processing."""

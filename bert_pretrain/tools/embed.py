@@ -21,7 +21,7 @@ from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.hub import MODULES
 from bert_pretrain.ragged import offsets_of, spans
-from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
+from bert_pretrain.tools.inference import batches_by_length, checked, open_bert, report_truncated
 from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups
 
 POOLINGS = {  # by level; the first is the default
@@ -36,16 +36,20 @@ Block = tuple[list[Text], list[list[str]], np.ndarray]
 
 
 class Embedder:
-    """Computes vectors of texts or tokens (`level`) with one model and pooling."""
+    """Computes vectors of texts or tokens (`level`) with one model and pooling.
+
+    `pooling` defaults to the first of the level's `POOLINGS`. `max_length` is that of `length_limit`, and includes
+    [CLS] and [SEP]. `batch_tokens` includes padding.
+    """
 
     def __init__(
         self,
         model: Path,
         config: TrainConfig,
         level: str,
-        pooling: str | None,
-        max_length: int | None,
-        batch_tokens: int | None,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
         if pooling is None and level == "sentence" and (model / MODULES).is_file():
             what = "a sentence-transformers model defines its own pooling, normalization and maximum length"
@@ -55,16 +59,12 @@ class Embedder:
         if self.pooling not in POOLINGS[level]:
             what = f"'{self.pooling}' is not a pooling of a {level}"
             raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
-        self.bert = open_bert(model, config, ("bert.pooler",) if self.pooling == "pooler" else ())
-        positions, num_layers = self.bert.max_length, self.bert.network.config.num_hidden_layers
-        if max_length is not None and not 3 <= max_length <= positions:
-            what = f"the maximum length is {max_length}, the model {model} has {positions} positions"
-            remedy = f"set it to 3 to {positions} tokens, including [CLS] and [SEP]"
-            raise ConfigError(what, where="--max-length", remedy=remedy)
+        required = ("bert.pooler",) if self.pooling == "pooler" else ()
+        self.bert = open_bert(model, config, required, max_length=max_length)
+        num_layers = self.bert.network.config.num_hidden_layers
         if self.pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
             what = f"{self.pooling} needs {NUM_LAST_LAYERS} layers, the model has {num_layers}"
             raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
-        self.max_length = max_length or positions
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
 
     @property
@@ -74,8 +74,9 @@ class Embedder:
     def blocks(self, texts: Texts, on_batch: Callable[[int], object], counts: Counter[str]) -> Iterator[Block]:
         """Yield blocks in the order of the texts and update `counts`. `on_batch` gets the number of texts per batch."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            counts["truncated"] += sum(len(each) > self.max_length - 2 for each in ids)
-            sequences = [self.bert.add_special_tokens(each[: self.max_length - 2]) for each in ids]
+            max_tokens = self.bert.max_length - 2
+            counts["truncated"] += sum(len(each) > max_tokens for each in ids)
+            sequences = [self.bert.add_special_tokens(each[:max_tokens]) for each in ids]
             # Sentence vectors of a group fit in memory, but token vectors of many long texts may not.
             num_vectors = max(map(len, sequences)) if self.level == "token" else 1
             num_texts = max(1, BLOCK_BYTES // (4 * self.dim * num_vectors))  # in a block
@@ -127,22 +128,19 @@ def embed(
     *,
     config: Config,
     level: str = "sentence",
-    pooling: str | None = None,
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
     skip_empty: bool = False,
+    **options: Any,
 ) -> None:
     """Write the vectors of all texts of the inputs to a file.
 
-    `output` ends in `.parquet`, or in `.npy` for sentences. `pooling` defaults to the first of the level's `POOLINGS`.
-    `max_length` includes [CLS] and [SEP] and defaults to the model's positions. `batch_tokens` includes padding.
+    `output` ends in `.parquet`, or in `.npy` for sentences. `options` are those of `Embedder`.
     """
     if level not in POOLINGS:
         raise ConfigError(f"unknown level '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
         what = f"the extension of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="use .parquet, or .npy for sentences")
-    embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
+    embedder = Embedder(model, config.train, level, **options)
     texts = Texts(
         inputs, config.data.text_field, strips_accents=embedder.bert.tokenizer.strips_accents,
         encoding=config.data.encoding, skip_empty=skip_empty,
@@ -160,8 +158,7 @@ def embed(
             _write_npy(temporary, blocks, (texts.num_texts, embedder.dim))
         else:
             _write_parquet(temporary, blocks, embedder.dim, level)
-    if counts["truncated"]:
-        print(f"truncated  {counts['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
+    report_truncated(counts["truncated"], embedder.bert)
     print(f"written    {output}: {counts['texts']:,} texts, {counts['tokens']:,} tokens")
 
 

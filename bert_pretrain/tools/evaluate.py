@@ -10,11 +10,12 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
 from bert_pretrain.tools.texts import check_output_file
 
+_SCORING = ("--metric", "--batch-tokens", "--max-length", "--output", "--encoding")
 # The options, besides --json, that can be used with each input.
 _OPTIONS = {
-    "--data": (),
-    "--text": ("--metric", "--batch-tokens", "--output", "--skip-empty", "--per-token", "--text-field", "--encoding"),
-    "--pairs": ("--metric", "--batch-tokens", "--output", "--by", "--encoding"),
+    "--data": ("--max-length",),
+    "--text": (*_SCORING, "--skip-empty", "--per-token", "--text-field"),
+    "--pairs": (*_SCORING, "--by"),
 }
 
 
@@ -30,8 +31,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on one of data, texts and pairs. Print the metrics, and write them to `json` if given.
 
-    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`. `text_field` and `encoding`
-    are only checked here; their values are in `config`.
+    `options` are `metric`, `batch_tokens`, `max_length`, `output`, `skip_empty`, `per_token` and `by`. `text_field` and
+    `encoding` are only checked here; their values are in `config`.
     """
     used_options = {name: value for name, value in options.items() if value}
     inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
@@ -58,7 +59,7 @@ def evaluate(
 
     groups: Mapping[str, Mapping[str, float]] = {}
     if data is not None:
-        metrics: Mapping[str, float] = evaluate_data(model, data, config=config.train)
+        metrics: Mapping[str, float] = evaluate_data(model, data, config=config.train, **scoring)
     elif pairs:
         metrics, groups = score_pairs(model, pairs, config=config, json_file=json, **scoring)
     else:

@@ -24,7 +24,7 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     tokenizer = bert.tokenizer
     input_ids = encode_with_masks(text, tokenizer)
     if len(input_ids) > bert.max_length:
-        what = f"the text has {len(input_ids)} tokens, the model has {bert.max_length} positions"
+        what = f"the text has {len(input_ids)} tokens, the model is trained for {bert.max_length}"
         raise InputError(what, where="TEXT", remedy="shorten it")
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
     with bert.running():

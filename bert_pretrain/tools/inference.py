@@ -16,6 +16,7 @@ from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.folder import length_limit
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -33,13 +34,9 @@ class Bert:
     tokenizer: Tokenizer
     device: torch.device
     dtype: torch.dtype
+    max_length: int  # maximum number of tokens of a sequence, including [CLS] and [SEP]
     # Tensors of the folder that the network lacks, such as the head of a task.
     unused: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-
-    @property
-    def max_length(self) -> int:
-        """Return the maximum number of tokens of a sequence, including [CLS] and [SEP]."""
-        return self.network.config.max_position_embeddings
 
     @property
     def batch_tokens(self) -> int:
@@ -56,23 +53,24 @@ class Bert:
         """Pack sequences, which include [CLS] and [SEP], on the model's device. Token types are 0 by default."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         offsets = ragged.offsets_of(lengths)
-        ids = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(self.device)
-        types = torch.zeros_like(ids)
-        if token_type_ids is not None:
-            types = torch.from_numpy(np.concatenate(token_type_ids).astype(np.int64)).to(self.device)
-        positions = torch.from_numpy(ragged.positions_within(offsets)).to(self.device)
-        bounds = torch.from_numpy(offsets.astype(np.int32)).to(self.device)
-        return ids, types, positions, bounds, int(lengths.max())
+        ids = np.concatenate(sequences).astype(np.int64)
+        types = np.zeros_like(ids) if token_type_ids is None else np.concatenate(token_type_ids).astype(np.int64)
+        arrays = (ids, types, ragged.positions_within(offsets), offsets.astype(np.int32))
+        input_ids, token_types, positions, bounds = (torch.from_numpy(array).to(self.device) for array in arrays)
+        return input_ids, token_types, positions, bounds, int(lengths.max())
 
     def add_special_tokens(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return `[CLS] ids [SEP]`."""
         return np.concatenate(([self.tokenizer.cls_id], ids, [self.tokenizer.sep_id])).astype(np.int64)
 
 
-def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ()) -> Bert:
+def open_bert(
+    folder: Path, config: TrainConfig, required: tuple[str, ...] = (), *, max_length: int | None = None
+) -> Bert:
     """Open a BERT folder and its tokenizer on the device, and with the precision and attention, of `config`.
 
     `required` are prefixes of tensors that the folder must have besides embeddings and encoder, as in `load_model`.
+    `max_length` is that of `length_limit`.
     """
     device = choose_device(config.device)
     configure_cpu(device)
@@ -81,15 +79,22 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=required)
     tokenizer = Tokenizer.load(folder, "MODEL")
     check_rows(folder, loaded.model.vocab_size, tokenizer, "MODEL")
-    return Bert(loaded.model, tokenizer, device, dtype, loaded.unused)
+    return Bert(loaded.model, tokenizer, device, dtype, length_limit(folder, max_length), loaded.unused)
 
 
-def checked(outputs: Tensor, remedy: str = "use a model whose training did not diverge") -> Tensor:
-    """Return outputs of a network. Raise DataError if one of them is not finite."""
+def checked(outputs: Tensor) -> Tensor:
+    """Return outputs of a network, whose weights are finite. Raise DataError if one of them is not, as in fp16."""
     if not outputs.isfinite().all():
         what = "the outputs of the network are not finite"
-        raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise use --precision fp32")
+        raise DataError(what, where="MODEL", remedy="use --precision fp32, or a model with smaller weights")
     return outputs
+
+
+def report_truncated(number: int, bert: Bert) -> None:
+    """Print how many texts were truncated, if any."""
+    if number:
+        limit = f"{bert.max_length} tokens (default: what the model is trained for; --max-length)"
+        print(f"truncated  {number:,} texts longer than {limit}")
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

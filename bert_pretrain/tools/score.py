@@ -25,7 +25,7 @@ from bert_pretrain.ragged import offsets_of, positions_within
 from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.tools.inference import batches_by_length, checked, open_bert
+from bert_pretrain.tools.inference import batches_by_length, checked, open_bert, report_truncated
 from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups, is_empty
 
 METRICS = ("original", "word-l2r")
@@ -40,21 +40,20 @@ def score_texts(
     inputs: Sequence[str],
     *,
     config: Config,
-    metric: str = "original",
-    batch_tokens: int | None = None,
     skip_empty: bool = False,
     per_token: bool = False,
     output: Path | None = None,
     json_file: Path | None = None,
+    **scoring: Any,
 ) -> dict[str, float]:
     """Score every text of the inputs.
 
-    `batch_tokens` includes padding. `output` is a file of JSON lines with the score of each text, and with `per_token`
-    of every token. `json_file`, which the caller writes, must not be an input. Return the total `pll` and the
-    `pll_per_token` in nats, the `pseudo_perplexity` of the corpus, and the numbers of `texts` and `tokens` (without
-    [CLS] and [SEP]).
+    `scoring` are options of `Scorer`. `output` is a file of JSON lines with the score of each text, and with
+    `per_token` of every token. `json_file`, which the caller writes, must not be an input. Return the total `pll` and
+    the `pll_per_token` in nats, the `pseudo_perplexity` of the corpus, and the numbers of `texts` and `tokens`
+    (without [CLS] and [SEP]).
     """
-    scorer = Scorer(model, config.train, metric, batch_tokens)
+    scorer = Scorer(model, config.train, **scoring)
     texts = Texts(
         inputs, config.data.text_field, strips_accents=scorer.bert.tokenizer.strips_accents,
         encoding=config.data.encoding, skip_empty=skip_empty,
@@ -74,9 +73,7 @@ def score_texts(
                 record["token_texts"] = [names[index] for index in ids]
                 record["token_plls"] = [round(score, 6) for score in scores.tolist()]
             write(record)
-    if scorer.num_truncated:
-        what = f"{scorer.num_truncated:,} texts longer than the model's {scorer.bert.max_length} positions"
-        print(f"truncated  {what}: only their first tokens are scored")
+    report_truncated(scorer.num_truncated, scorer.bert)
     return {
         "pll": total,
         "pll_per_token": total / num_tokens,
@@ -91,11 +88,10 @@ def score_pairs(
     inputs: Sequence[str],
     *,
     config: Config,
-    metric: str = "original",
-    batch_tokens: int | None = None,
     by: str | None = None,
     output: Path | None = None,
     json_file: Path | None = None,
+    **scoring: Any,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure the share of minimal pairs in which the good sentence has the higher pseudo-log-likelihood.
 
@@ -103,7 +99,7 @@ def score_pairs(
     Return the `accuracy` and the number of `pairs`, first of all pairs, then of each value of the field `by`, or of
     `UID` if records have it and `by` is None. Equal scores count as wrong.
     """
-    scorer = Scorer(model, config.train, metric, batch_tokens)
+    scorer = Scorer(model, config.train, **scoring)
     strips_accents = scorer.bert.tokenizer.strips_accents
     pairs = read_pairs(inputs, by, strips_accents=strips_accents, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
@@ -169,27 +165,38 @@ def _writer(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]
 
 
 class Scorer:
-    """Holds a model and a scoring metric."""
+    """Holds a model and a scoring metric.
 
-    def __init__(self, model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> None:
+    `batch_tokens` includes padding. `max_length` is that of `length_limit`.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        config: TrainConfig,
+        metric: str = "original",
+        batch_tokens: int | None = None,
+        max_length: int | None = None,
+    ) -> None:
         if metric not in METRICS:
             raise ConfigError(f"unknown metric '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
-        self.bert = open_bert(model, config, ("cls.predictions",))
+        self.bert = open_bert(model, config, ("cls.predictions",), max_length=max_length)
         self.metric = metric
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
         self.num_truncated = 0
 
     def refuse_long(self, texts: Iterable[Text]) -> None:
-        """Raise `InputError` for a text with more tokens than the model has positions."""
+        """Raise `InputError` for a text that would be truncated."""
         for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
             for text, text_ids in zip(group, ids, strict=True):
                 if len(text_ids) + 2 > self.bert.max_length:
-                    what = f"the text has {len(text_ids) + 2} tokens, the model has {self.bert.max_length} positions"
-                    remedy = "split it into sentences; scores of truncated texts cannot be compared"
+                    what = f"the text has {len(text_ids) + 2} tokens, the model is trained for {self.bert.max_length}"
+                    remedy = "split it into sentences, because scores of truncated texts cannot be compared; or read "
+                    remedy += "more than the model is trained for with --max-length"
                     raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
     def scored(self, texts: Iterable[Text], on_batch: Progress) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
-        """Yield each text in order, with its ids truncated to the model's positions and their scores, (tokens,)."""
+        """Yield each text in order, with its ids truncated to the maximum length and their scores, (tokens,)."""
         max_tokens = self.bert.max_length - 2
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
             self.num_truncated += sum(len(each) > max_tokens for each in ids)

@@ -96,13 +96,14 @@ _STREAMS = ("/dev/stdout", "/dev/stderr")  # links, which a file would replace
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
     """Raise `OutputError` if the output is a folder or cannot be written, or if an input would be overwritten."""
-    if output is not None:
-        check_writable(output.parent, flag)
-    if output is not None and output.is_dir():
+    if output is None:
+        return
+    check_writable(output.parent, flag)
+    if output.is_dir():
         raise OutputError(f"{output} is a folder", where=flag, remedy="give the name of a file")
-    if output is not None and ((output.exists() and not output.is_file()) or str(output) in _STREAMS):
+    if (output.exists() and not output.is_file()) or str(output) in _STREAMS:
         raise OutputError(f"{output} is not a regular file", where=flag, remedy="give the name of a file")
-    if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
+    if output.resolve() in {Path(location).resolve() for location in set(locations)}:
         raise OutputError(f"{output} is an input", where=flag, remedy="name another file")
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a model on a split of a data folder, with the masks that the split stores.
+"""Evaluate a model on the validation split of a data folder, with the masks that the split stores.
 
 Every evaluation of a split uses the same masks, so results of different weights can be compared.
 """
@@ -14,6 +14,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.metrics import perplexity
+from bert_pretrain.model.folder import length_limit
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.train import hardware
@@ -25,30 +26,21 @@ from bert_pretrain.train.packing import Batch
 MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # prefixes of MLM weights
 
 
-def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
-    """Evaluate a model folder on a split of a data folder, and return its metrics by name.
+def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | None = None) -> dict[str, float]:
+    """Evaluate a model folder on the validation split of a data folder, and return its metrics by name.
 
     `mlm_loss` is in nats per masked token, and `mlm_perplexity` is its exponential. `nsp_loss` is in nats per pair.
     `mlm_accuracy` and `nsp_accuracy` are shares. The `nsp_` metrics are those of sentence order if that is the data's
     objective, and absent if examples are not pairs or the model has no next-sentence head. `examples`, `predictions`
-    and `documents` are counts. Raises DataError if the model does not fit the data, or if the split has no examples or
-    no masks.
+    and `documents` are counts. `max_length` is that of `length_limit`. Raises DataError if the model does not fit the
+    data, or if the split has no examples.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()
     check_same_vocabulary(model, tokenizer, "MODEL")
-    if not folder.rows(split):
-        raise DataError(
-            f"{data} has no examples in its split '{split}'",
-            where="--data",
-            remedy="make it with data.validation_fraction above 0",
-        )
-    if split == "train" and folder.config.masking == "dynamic":
-        raise DataError(
-            "the training examples have no masks; dynamic masks are drawn during training",
-            where=f"--data {data}",
-            remedy="evaluate on the validation split",
-        )
+    if not folder.rows("validation"):
+        remedy = "make it with data.validation_fraction above 0"
+        raise DataError(f"{data} has no examples in its validation split", where="--data", remedy=remedy)
     device = hardware.choose_device(config.device)
     hardware.configure_cpu(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
@@ -58,16 +50,16 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
     check_rows(model, network.vocab_size, tokenizer, "MODEL")
-    if network.config.max_position_embeddings < folder.max_seq_length:
+    longest = folder.max_seq_length
+    if longest > (limit := length_limit(model, max_length)):
         raise DataError(
-            f"examples have up to {folder.max_seq_length} tokens, but the model has only "
-            f"{network.config.max_position_embeddings} positions",
+            f"examples have up to {longest} tokens, but the model is trained for {limit}",
             where=f"{model} and {data}",
-            remedy="evaluate on data with a smaller data.max_seq_length",
+            remedy="evaluate on data with a smaller data.max_seq_length, or read more with --max-length",
         )
-    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
-    batches = evaluation_batches(folder, split, micro_batch_tokens)
-    documents = folder.num_documents(split)
+    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, longest, device, dtype)
+    batches = evaluation_batches(folder, "validation", micro_batch_tokens)
+    documents = folder.num_documents("validation")
     metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype, documents=documents)
     return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 

@@ -14,9 +14,16 @@ from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarte
 from bert_pretrain.metrics import read_metrics
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.folder import check_model, damage_of_model, read_config, weights_sha256
+from bert_pretrain.model.folder import (
+    PRETRAINING,
+    TRAINED_LENGTH,
+    check_model,
+    damage_of_model,
+    lengths,
+    read_config,
+    weights_sha256,
+)
 from bert_pretrain.model.hub import model_folder
-from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary, match_vocabulary
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
@@ -72,6 +79,7 @@ class ResolvedRun:
     num_parameters: int
     micro_batch_tokens: int  # a maximum, which is halved if memory runs out
     identity: dict[str, Any]  # inputs and settings that must not change when the run is resumed, as JSON values
+    trained_length: int  # tokens of the longest examples, of this run or of the training of `init_from`
     extension: Extension | None = None  # the tokens that the data's vocabulary adds to that of `init_from`
     carried: Checkpoint | None = None  # `init_from`, if its optimizer state and step are carried over
 
@@ -83,7 +91,12 @@ class ResolvedRun:
 
     def pretraining(self, tokens: int) -> dict[str, Any]:
         """Return the description of this training for `config.json`, after `tokens` tokens."""
-        return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
+        return {
+            "optimizer": self.config.train.optimizer,
+            "language": self.data.config.language,
+            "tokens": tokens,
+            TRAINED_LENGTH: self.trained_length,
+        }
 
     @property
     def folder(self) -> Output:
@@ -114,10 +127,12 @@ def resolve_run(
     config = config.model_copy(update={"vocab": vocab, "data": data.config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
+    longest = data.max_seq_length
     extension = None
     carried = None
     if init_from is not None:
         check_model(init_from, "--init-from")
+        longest = max(longest, lengths(init_from)[0])
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
     teacher = _checked_teacher(train.teacher, tokenizer)
@@ -149,6 +164,7 @@ def resolve_run(
         num_parameters=model.num_parameters,
         micro_batch_tokens=dist_context.minimum(tokens),
         identity=_identity(config, data, tokenizer, precision, init_from, teacher, carry_optimizer),
+        trained_length=longest,
         extension=extension,
         carried=carried,
     )

@@ -20,8 +20,8 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import PRETRAINING, export_weights, load_model, load_weights, save_model_folder
+from bert_pretrain.model.folder import CARD, PRETRAINING
+from bert_pretrain.model.huggingface import export_weights, load_model, load_weights, save_model_folder
 from bert_pretrain.report.curves import draw_curves
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 from scipy import stats
@@ -178,6 +179,27 @@ def test_answers_and_missing_answers_are_predicted_in_long_contexts(toy_model, t
     assert report["test"]["exact_match"] == pytest.approx(exact)
     peer_of(output, "QuestionAnswering")
     assert predicted(output, test, "answer") == [line["prediction"] for line in lines]
+
+
+@pytest.mark.parametrize(("max_length", "expected", "trained"), [(None, 20, 20), (28, 28, 28)])
+def test_windows_have_at_most_the_trained_length_by_default(
+    toy_model: Path, tmp_path: Path, capsys, max_length: int | None, expected: int, trained: int
+) -> None:
+    folder = shutil.copytree(toy_model, tmp_path / "model")
+    (folder / "checksums.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pretraining": {"max_seq_length": 20}}))
+    train, output = write_rows(tmp_path / "a.jsonl", questions(20, seed=1)), tmp_path / "out"
+    finetune("answer", folder, train=train, output=output, settings=Settings(max_length=max_length, epochs=1))
+    shown = capsys.readouterr()
+    assert shown.out.count("maximum length: 20 tokens") == (max_length is None)
+    assert shown.err.count("--max-length is 28, but the model is trained for 20") == (max_length == 28)
+    assert json.loads((output / "config.json").read_text())["pretraining"]["max_seq_length"] == trained
+    assert transformers.AutoTokenizer.from_pretrained(output).model_max_length == trained
+    predict(output, train, tmp_path / "p.jsonl", config=TrainConfig(device="cpu"))
+    shown = capsys.readouterr()
+    assert f"longer than {expected} tokens" in shown.out
+    assert "--max-length" not in shown.out + shown.err
 
 
 def test_a_missing_package_is_an_error_with_the_install_command(toy_model, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,13 @@ def index(name: str) -> Any:
     return change
 
 
+def renamed(pattern: str, replacement: str) -> Any:
+    """Return a function that renames the tensors of a folder."""
+    return lambda folder: rewrite(
+        folder, lambda tensors: {re.sub(pattern, replacement, name): value for name, value in tensors.items()}
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -141,11 +149,28 @@ def index(name: str) -> Any:
         (write("config.json", {"num_hidden_layers": 3}), r"encoder\.layer\.2\."),
         (lambda folder: rewrite(folder, lambda tensors: {k: v.long() for k, v in tensors.items()}), "not supported"),
         (lambda folder: rewrite(folder, lambda tensors: {"a.weight": torch.zeros(2)}), "word_embeddings"),
+        (renamed(r"^", "module."), r"module\.bert\.embeddings"),
+        (renamed(r"^bert\.", "module."), r"module\.embeddings"),
+        (lambda folder: (folder / "config.json").rename(folder / "bert_config.json"), "TensorFlow"),
     ],
 )
 def test_unsupported_or_inconsistent_folders_are_refused(model_folder: Path, change: Any, word: str) -> None:
     change(model_folder)
     with pytest.raises(DataError, match=word):
+        load_model(model_folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["bert.pooler.dense.bias", "classifier.weight"])
+def test_weights_that_are_not_finite_are_refused(model_folder: Path, name: str, value: float, dtype: Any) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors[name] = torch.ones(32)
+        tensors[name][3] = value
+        return {other: tensor.to(dtype) for other, tensor in tensors.items()}
+
+    rewrite(model_folder, spoil)
+    with pytest.raises(DataError, match=f"{name} has NaN or infinity"):
         load_model(model_folder)
 
 

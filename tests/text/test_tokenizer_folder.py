@@ -123,3 +123,10 @@ def test_data_is_made_from_a_bare_vocabulary_with_a_flag(tmp_path, vocab_folder,
     config = load_config(settings=["data.max_seq_length=32", "data.dupe_factor=1"])
     make_data(config, [str(text)], bare, tmp_path / "data", workers=2, lowercase=True)  # the workers are told, too
     assert DataFolder.open(tmp_path / "data").tokenizer().hash == stated.hash
+
+
+def test_a_vocabulary_without_pad_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("<pad>\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(DataError, match=r"lacks \[PAD\]") as refused:
+        Tokenizer.load(tmp_path, lowercase=True)
+    assert "rename tokens such as <pad>" in refused.value.remedy

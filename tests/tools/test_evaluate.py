@@ -22,7 +22,7 @@ def test_metrics_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
         shown = call(*command, flag, tmp_path / file, *files).output
-        assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
+        assert ("1 texts longer than 64 tokens" in shown) == (flag == "--text")
     refused = call("evaluate", model, "--pairs", tmp_path / "p.jsonl", "--text-field", "body", code=2)
     assert "--text-field has no effect with --pairs" in refused.output
     wrong = call("evaluate", model, "--text", tmp_path / "a.txt", "--output", tmp_path / "a.csv", code=2)

@@ -44,7 +44,7 @@ def test_other_special_tokens_are_text_and_top_k_may_exceed_the_vocabulary(folde
 
 
 def test_long_texts_and_texts_without_a_mask_are_refused(folder: Path) -> None:
-    for text, what in (("[MASK] " * 20, "22 tokens, the model has 12 positions"), ("the [mask]", "no ")):
+    for text, what in (("[MASK] " * 20, "22 tokens, the model is trained for 12"), ("the [mask]", "no ")):
         with pytest.raises(InputError, match=what):
             fill_mask(folder, text, config=CPU)
 

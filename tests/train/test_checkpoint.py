@@ -9,7 +9,8 @@ import torch
 
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import PRETRAINING, load_weights
+from bert_pretrain.model.folder import PRETRAINING
+from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_checkpoint
 from bert_pretrain.train.distributed import SINGLE_PROCESS

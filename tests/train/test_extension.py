@@ -121,6 +121,17 @@ def test_padding_rows_are_kept_in_inference_and_removed_in_training(
         evaluate(model, data_folder, config=config)
 
 
+def test_the_trained_length_is_that_of_the_longest_examples_of_all_runs(fit: Fit, new_data_folder: NewData) -> None:
+    origin = None
+    for name, longest, trained in (("first", 32, 32), ("longer", 48, 48), ("shorter", 32, 48)):
+        data = new_data_folder(f"data-{name}", max_seq_length=longest)
+        run = fit(name, data, init_from=origin, max_steps=1, model={"max_position_embeddings": 64})
+        for folder in (run / "model", run / "checkpoints" / "step-00000001"):
+            assert read_json(folder / "config.json")["pretraining"]["max_seq_length"] == trained
+            assert AutoTokenizer.from_pretrained(folder).model_max_length == trained  # `transformers` truncates too
+        origin = run / "model"
+
+
 def test_sizes_come_from_the_folder_and_new_positions_are_copies_of_old_ones(
     fit: Fit, finished: Path, data_folder: Path, tmp_path: Path
 ) -> None:
