@@ -30,7 +30,10 @@ PRETRAINING = "pretraining"  # key of `config.json` that describes our pretraini
 TRAINED_LENGTH = "max_seq_length"  # its key for the number of tokens of the longest training examples
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-_REMEDY = f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several"
+_REMEDY = (
+    f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several; or a model on "
+    "the Hub with its owner, such as google-bert/bert-base-uncased"
+)
 _REMEDY_FOR_GOOGLE = (  # its folders have bert_config.json and bert_model.ckpt.*; some with PyTorch weights have both
     "name the same model on the Hub, such as google-bert/bert-base-uncased, or convert the TensorFlow checkpoint to "
     'PyTorch with transformers 4; then rename bert_config.json to config.json, and add "model_type": "bert" to it'

@@ -34,9 +34,6 @@ def model_folder(model: str | Path, flag: str) -> Path:
         if remedy is not None:
             expected = "a vocabulary" if flag == "--vocab" else "a model"
             raise DataError(f"{path} is the folder of a run, not of {expected}", where=flag, remedy=remedy)
-        if not path.exists() and "/" not in str(model):
-            remedy = "check the path; a model on the Hub needs its owner, such as google-bert/bert-base-uncased"
-            raise DataError(f"there is no folder '{model}'", where=flag, remedy=remedy)
         return path
     from huggingface_hub import snapshot_download
 

@@ -19,7 +19,10 @@ MAX_TOKEN_CHARACTERS = 1000
 MAX_VOCABULARY_BYTES = 64 << 20
 _CONTROL = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
-REMEDY = "name a folder of 'bert-pretrain vocab', or of a BERT model with vocab.txt or tokenizer.json"
+REMEDY = (
+    "name a folder of 'bert-pretrain vocab', or of a BERT model with vocab.txt or tokenizer.json; or a model on the "
+    "Hub with its owner, such as google-bert/bert-base-uncased"
+)
 # Other classes with a vocab.txt, such as BertJapaneseTokenizer, split text by other rules.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # The required values in tokenizer.json. Old files omit the keys in _OPTIONAL.

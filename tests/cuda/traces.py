@@ -257,7 +257,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     data.prepare(mode)
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, {},
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, {}, folder.max_seq_length,
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 
