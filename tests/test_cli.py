@@ -164,6 +164,7 @@ LATIN = os.fsdecode(b"caf\xe9")
 def test_path_that_is_not_utf8_is_refused_before_the_work(words: str, monkeypatch, tmp_path: Path, data_folder) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data_folder)
+    (tmp_path / "vocab").mkdir()
     assert "is not UTF-8" in call(*words.replace("LATIN", LATIN).split(), code=2).output
     assert not list(tmp_path.glob(f"*{LATIN}*"))
 

@@ -77,9 +77,9 @@ def test_time_budget_evaluates_eight_times_by_default(fit: Fit, hanging_steps: l
 
 
 def poison(model: Path, name: str, row: int) -> None:
-    """Write NaN into one row of a weight of a model folder."""
+    """Write numbers into one row of a weight of a model folder whose squares overflow, so that its outputs are NaN."""
     tensors = load_file(model / "model.safetensors")
-    tensors[name][row] = float("nan")
+    tensors[name][row] = 1e25
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
 
