@@ -34,7 +34,8 @@ NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.|^all/data/.*\.par
 # Files with times, checksums of such files, and files that a finished output may lack.
 VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock", "training_args.bin")
 VOLATILE_KEYS = re.compile(
-    r"second|^time$|_time|time_|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date|sha256|^bytes$"
+    r"second|^time$|_time|time_|^warmup_start$|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date"
+    r"|sha256|^bytes$"
 )
 _QUANTITY = r"\d[\d,.]*( ?(d|h|min|ms|s|seconds?|minutes?|tokens/s|MB|GB|GFLOPS|TFLOPS|it/s|/s|%))\b"
 VOLATILE_TEXT = re.compile(rf"{_QUANTITY}( {_QUANTITY})*")

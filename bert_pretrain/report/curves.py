@@ -57,12 +57,12 @@ def run_folders(folder: Path) -> list[Path]:
 def draw_curves(runs: Sequence[Path], output: Path) -> bool:
     """Draw the losses and accuracies of run folders into one picture. Return whether this succeeded.
 
-    Print errors instead of raising them. Raise only if memory runs out: the same command can draw later.
+    Print errors instead of raising them. Raise only if memory or disk runs out: the same command can draw later.
     """
     try:
         records, metrics = [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs]
         write_figure(make_figure(runs, records, metrics, PANELS), output)
-    except MemoryError:
+    except (MemoryError, OutputError):
         raise
     except Exception as error:
         print(f"no curves were drawn: {error or type(error).__name__}")
