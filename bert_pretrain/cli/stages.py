@@ -202,27 +202,33 @@ def run(
     _check_auto(loaded, machine, is_auto=is_auto)
     if steps is not None and loaded.time is not None:
         raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
+    asked: dict[str, Any] = {"settings": settings or (), "flags": flags, "machine": machine, "overwrite": overwrite}
+    stages: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     if is_auto:
-        from bert_pretrain.plan import auto  # imports torch
-    options: dict[str, Any] = {"settings": settings or (), "flags": flags, "machine": machine, "overwrite": overwrite}
-    if dry_run and is_auto:
-        auto.planned_config(loaded, folder, **options, dry_run=True)
+        _run_auto(loaded, folder, asked, stages, dry_run=dry_run)
     elif dry_run:
         pipeline.dry_run(loaded, workers=workers)
     else:
         with pipeline.working_folder(loaded, folder, overwrite=overwrite):
-            if is_auto:
-                loaded = auto.planned_config(loaded, folder, **options)
-            model = pipeline.run_pipeline(
-                loaded,
-                folder,
-                workers=workers,
-                scheduler=scheduler,
-                overwrite=overwrite,
-                seconds_before=monotonic() - cli.STARTED,
-            )
-            if is_auto and (line := auto.compare(folder, model.parent)):
-                print(line)
+            pipeline.run_pipeline(loaded, folder, **stages, seconds_before=monotonic() - cli.STARTED)
+
+
+def _run_auto(loaded: "Config", folder: Path, asked: dict[str, Any], stages: dict[str, Any], *, dry_run: bool) -> None:
+    """Plan a run, run its stages, and compare the result with the forecast; in a dry run, only print the plan.
+
+    `asked` are the options of the plan, `stages` those of the stages.
+    """
+    from bert_pretrain import pipeline
+    from bert_pretrain.plan import auto  # imports torch
+
+    if dry_run:
+        auto.planned_config(loaded, folder, **asked, dry_run=True)
+        return
+    with pipeline.working_folder(loaded, folder, overwrite=asked["overwrite"]):
+        planned = auto.planned_config(loaded, folder, **asked)
+        model = pipeline.run_pipeline(planned, folder, **stages, seconds_before=monotonic() - cli.STARTED)
+        if line := auto.compare(folder, model.parent):
+            print(line)
 
 
 def _check_auto(loaded: "Config", machine: str | None, *, is_auto: bool) -> None:

@@ -50,13 +50,7 @@ def make_vocab(
     processing; `lowercase` is its casing if the folder does not set it.
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
-    if old is not None:
-        config = config.model_copy(update={"vocab": _extending(old, config.vocab)})
-    elif config.vocab.add_tokens is not None:
-        what, remedy = "no vocabulary is given to add tokens to", "add --extend FOLDER, or leave out the number"
-        raise ConfigError(what, where="vocab.add_tokens (--add-tokens)", remedy=remedy)
-    else:
-        _max_text_tokens(config)  # raises before the text is read
+    config = config.model_copy(update={"vocab": _checked(config.vocab, old)})
     whole_words = config.vocab.tokens == "words"
     text = Corpus.open(
         inputs,
@@ -100,6 +94,17 @@ def make_vocab(
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
     return output
+
+
+def _checked(config: VocabConfig, old: Tokenizer | None) -> VocabConfig:
+    """Return the configuration of a new vocabulary, or of an extension of `old`, after checks that need no text."""
+    if old is not None:
+        return _extending(old, config)
+    if config.add_tokens is not None:
+        what, remedy = "no vocabulary is given to add tokens to", "add --extend FOLDER, or leave out the number"
+        raise ConfigError(what, where="vocab.add_tokens (--add-tokens)", remedy=remedy)
+    _max_text_tokens(config)
+    return config
 
 
 def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
@@ -198,7 +203,7 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
         share = sum(kept) / words.total()
         print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
-    alphabet = choose_alphabet(words, vocab.limit_alphabet, _max_text_tokens(config))
+    alphabet = choose_alphabet(words, vocab.limit_alphabet, _max_text_tokens(vocab))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
     tokenizer = Tokenizer(tokens, **normalized.rules)
     metrics = {
@@ -214,15 +219,15 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
     return tokenizer, {"alphabet": metrics, "min_word_count": int(divisor / 2) + 1}
 
 
-def _max_text_tokens(config: Config) -> int:
+def _max_text_tokens(config: VocabConfig) -> int:
     """Return the maximum number of tokens that are neither special nor unused; raise a ConfigError if it is 0."""
-    num_reserved = len(special_tokens(config.vocab.unused_tokens))
-    if config.vocab.size <= num_reserved:
-        what = f"vocab.size is {config.vocab.size}, but there are {num_reserved} special and unused tokens"
+    num_reserved = len(special_tokens(config.unused_tokens))
+    if config.size <= num_reserved:
+        what = f"vocab.size is {config.size}, but there are {num_reserved} special and unused tokens"
         remedy = f"set it to {num_reserved} plus one or two tokens for each character of the text, or lower "
-        remedy += f"vocab.unused_tokens ({config.vocab.unused_tokens})"
+        remedy += f"vocab.unused_tokens ({config.unused_tokens})"
         raise ConfigError(what, where="vocab.size", remedy=remedy)
-    return config.vocab.size - num_reserved
+    return config.size - num_reserved
 
 
 def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
