@@ -221,7 +221,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
     if text.is_chinese:
         choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
     if fraction < 1.0:
-        choices.append(Choice("data.fraction", fraction, "more of the text would not be seen in this time"))
+        choices.append(Choice("data.fraction", fraction, "training will not reach the rest in this time"))
     if text.boundary:
         rule = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
         why = f"{rule}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"

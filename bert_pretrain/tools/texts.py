@@ -91,7 +91,7 @@ class Texts:
         return (text for text in self._read(Counter()) if not is_empty(text.text, strips_accents=self._strips_accents))
 
 
-_STREAMS = ("/dev/stdout", "/dev/stderr")  # links, which a file would replace
+_STREAMS = ("/dev/stdout", "/dev/stderr")  # a link would be replaced by a file
 
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
