@@ -111,7 +111,7 @@ def check_ids(texts: dict[str, str]) -> bool:
             with contextlib.redirect_stdout(io.StringIO()):
                 words = normalize(counts, VocabConfig.model_validate({"size": 4000, **chosen}), code_of(name), None)
             tokenizer = tokenizer_of(words)
-            ids, *_ = Encoder(tokenizer).encode(data, np.zeros(1, dtype=np.int64))
+            ids = Encoder(tokenizer).encode(data, np.zeros(1, dtype=np.int64)).ids
             with tempfile.TemporaryDirectory() as folder:
                 tokenizer.save(Path(folder))
                 reference = AutoTokenizer.from_pretrained(folder)

@@ -38,7 +38,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-# The handler of SIGINT replaces that of __main__.py.
 _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
 _VERSION = option("Show the version and exit.", None, "--version", callback=_print_version, is_eager=True)
 

@@ -26,7 +26,7 @@ from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.token_store import TokenStore, split_long, store_key, store_shard_folder
 from bert_pretrain.text import documents
-from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
+from bert_pretrain.text.fast_tokenizer import Encoded, Encoder, cjk_leads
 from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_UNPACKED_BYTES, READ_ERRORS, Source, damaged
@@ -209,8 +209,8 @@ class _StoreWriter:
 
     def write(self) -> None:
         """Tokenize and write the sentences added since the last call, and the ends of their documents."""
-        ids, sentence_offsets, unknown, hashes = self._encode(self._sentences)
-        lengths = np.diff(sentence_offsets)
+        encoded = self._encode(self._sentences)
+        lengths = np.diff(encoded.offsets)
         self._count_repeated(self._sentences)
         # A sentence of control characters has no tokens. A document without tokens counts as empty.
         kept_before = ragged.offsets_of(lengths > 0)
@@ -221,41 +221,40 @@ class _StoreWriter:
         ends, parts = np.array([*self._ends, (len(lengths), 0)], dtype=np.int64).T  # the last one is the block's end
         sentences, stored = kept_before[ends], first_stored[kept_before[ends]]
         tokens = offsets[stored]
-        totals = self._written[:, None] + np.stack([stored, sentences, tokens, np.searchsorted(unknown, tokens)])
+        num_unknown = np.searchsorted(encoded.unknown, tokens)
+        totals = self._written[:, None] + np.stack([stored, sentences, tokens, num_unknown])
         counts = np.diff(totals[:, :-1], prepend=self._at_last_end[:, None])  # (4, documents)
         kept = np.flatnonzero(counts[_TOKENS])
         self.counts["empty_documents"] += counts.shape[1] - len(kept)
         np.add.at(self._part_counts, parts[kept], np.stack([np.ones_like(kept), *counts[_SENTENCES:, kept]], axis=1))
         self._documents_by_sentences.update(counts[_SENTENCES, kept].tolist())
         self._document_offsets.append(totals[_STORED, kept])
-        self._document_hashes.append(self._hashes(ids, unknown, hashes, tokens[kept]))
-        self._ids.append(ids)
+        self._document_hashes.append(self._hashes(encoded, tokens[kept]))
+        self._ids.append(encoded.ids)
         self._sentence_offsets.append(offsets[1:] + self._written[_TOKENS])
         self._is_continuation.append(is_continuation)
         self._at_last_end = totals[:, -2] if self._ends else self._at_last_end
         self._written = totals[:, -1]
         self._clear()
 
-    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, ...]:
-        """Return the ids of sentences, their offsets, and the positions and hashes of [UNK], as `Encoder.encode`.
-
-        With a segmenter, also write `continues_word`.
-        """
+    def _encode(self, sentences: list[str]) -> Encoded:
+        """Tokenize sentences. With a segmenter, also write `continues_word`."""
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
-        ids, sentence_offsets, chunk_starts, offsets, unknown, hashes = self._encoder.encode(text, starts)
+        encoded = self._encoder.encode(text, starts)
         if self._continues_word is not None:
-            continues = np.zeros(len(ids), dtype=bool)
-            continues[offsets[:-1][continues_word(text, chunk_starts)]] = True
+            continues = np.zeros(len(encoded.ids), dtype=bool)
+            continues[encoded.chunk_offsets[:-1][continues_word(text, encoded.chunk_starts)]] = True
             self._continues_word.append(continues)
-        return ids, sentence_offsets, unknown, hashes
+        return encoded
 
-    def _hashes(self, ids: np.ndarray, unknown: np.ndarray, hashes: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def _hashes(self, encoded: Encoded, ends: np.ndarray) -> np.ndarray:
         """Return the hashes of the documents that end at the token positions `ends`, (ends,) uint64.
 
         The id of each [UNK] is followed by the hash of its text, so that unknown words are told apart. Tokens after the
         last end are part of the next document's hash.
         """
+        ids, unknown, hashes = encoded.ids, encoded.unknown, encoded.unknown_hashes
         per_hash = hashes.itemsize // ids.itemsize
         values = np.insert(ids, np.repeat(unknown + 1, per_hash), hashes.view(ids.dtype))
         ends = ends + per_hash * np.searchsorted(unknown, ends)

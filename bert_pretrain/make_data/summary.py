@@ -207,7 +207,7 @@ def describe_estimate(
             totals[name] += counts[name] * (sample.validation_scale if source.is_validation else scale)
     train = splits["train"]
     held_out = splits.get("validation", {"rows": 0})["rows"] * sample.validation_scale
-    if config.validation_fraction and not config.validation:
+    if config.validation_fraction and not any(source.is_validation for source in sample.corpus.sources):
         held_out *= held_out_share(config, totals["tokens"]) / held_out_share(config, corpus["tokens"])
     shard_bytes = scale * sum(shard["bytes"] for shard in train["shards"])
     rows_per_shard = min(config.examples_per_shard, scale * train["rows"])

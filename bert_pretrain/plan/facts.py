@@ -6,7 +6,6 @@ The facts of a corpus are estimated from a bounded sample. The facts of a machin
 
 import statistics
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source
-from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.train.flops import known_card, training_flops
 
 SAMPLE_BYTES = 4 << 20
@@ -89,7 +87,7 @@ def _measure(corpus: Corpus) -> TextFacts:
         for copy, share in zip(sample.corpus.sources, sample.shares, strict=True):
             splitter = SentenceSplitter(copy.splitter, config.language)
             counts = [0]
-            for document in documents.read(ByteRange(copy), config, Counter()):
+            for document in sample.read(copy):
                 document_cjk, document_letters = count_letters(document.text)
                 cjk += document_cjk
                 letters += document_letters

@@ -1,7 +1,7 @@
 """The text of a command, resolved once: its sources with their layout, its language, and samples of it.
 
-`Corpus.open` finds and examines the inputs. After it, no setting of the section `data` is `auto`. Every part of the
-package that looks at some of the text uses `Corpus.sample`.
+`Corpus.open` finds and examines the inputs. After it, each source has its encoding and boundary, and `data.language` is
+set. `Corpus.texts` is a little text in memory. `Corpus.sample` copies a part of the text, to run a stage on it.
 """
 
 import codecs
@@ -26,7 +26,7 @@ from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, resolve
 from bert_pretrain.text.text_files import ByteRange, last_character
 
-PIECE_CHARACTERS = 1 << 15  # of the pieces of `Corpus.texts` and of samples
+PIECE_CHARACTERS = 1 << 15  # of the pieces of `Corpus.texts`; a piece of a sample has as many bytes
 MIN_PIECES, MAX_PIECES = 16, 512
 _BLOCK_BYTES = 1 << 13
 
@@ -36,7 +36,7 @@ class Corpus:
     """The inputs of a command and how they are read."""
 
     sources: tuple[Source, ...]  # the held-out ones last
-    config: DataConfig  # without `auto`
+    config: DataConfig  # with the language
     whole_words: bool = False  # each word is a token
     is_examined: bool = True  # False: sources are examined where they are sampled
 
@@ -142,6 +142,11 @@ class Sample(NamedTuple):
     shares: tuple[float, ...]  # the part of it that is in its copy
     scale: float  # training text that a stage reads, relative to the copies
     validation_scale: float  # the same of the held-out text
+
+    def read(self, copy: Source) -> Iterator[documents.DocumentPiece]:
+        """Read the documents of a copy. An error names the original."""
+        with self.naming_originals():
+            yield from documents.read(ByteRange(copy), self.corpus.config, Counter())
 
     @contextlib.contextmanager
     def naming_originals(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ chunk of up to 32 bytes is its own key in a hash table. The vocabulary counts th
 
 import hashlib
 import unicodedata
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,17 @@ MAX_CACHED_CHUNKS = 1 << 20
 MAX_CACHED_BYTES = 64 << 20  # of chunks longer than `MAX_KEY_BYTES`, such as data URIs
 
 
+class Encoded(NamedTuple):
+    """Sentences as ids. A chunk is a word, a punctuation mark or a CJK character."""
+
+    ids: np.ndarray  # (tokens,)
+    offsets: np.ndarray  # of the sentences in the ids, (sentences + 1,)
+    chunk_starts: np.ndarray  # the first byte of each chunk, (chunks,)
+    chunk_offsets: np.ndarray  # of the chunks in the ids, (chunks + 1,)
+    unknown: np.ndarray  # positions of [UNK] in the ids, (unknown,)
+    unknown_hashes: np.ndarray  # of the normalized chunk of each [UNK], (unknown,) S8
+
+
 class Encoder:
     """Encodes large blocks of text, with a cache of the distinct chunks seen so far."""
 
@@ -46,16 +58,12 @@ class Encoder:
         self._word_piece = _WordPiece(tokenizer)
         self._clear()
 
-    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Tokenize consecutive sentences independently, by chunks: words, punctuation marks and CJK characters.
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> Encoded:
+        """Tokenize consecutive sentences independently.
 
         Args:
             text: valid UTF-8, (bytes,) uint8; blocks of a few megabytes are fastest.
             starts: the first byte of each sentence, ascending from 0, (sentences,).
-
-        Returns the ids (tokens,); the offsets of the sentences in them (sentences + 1,); the first byte of each chunk
-        (chunks,); the offsets of the chunks in the ids (chunks + 1,); the positions of [UNK] (unknown,); and hashes of
-        their chunks, normalized (unknown,) S8.
         """
         if len(self._table.chunks) > MAX_CACHED_CHUNKS or self._table.num_bytes > MAX_CACHED_BYTES:
             self._clear()
@@ -69,7 +77,7 @@ class Encoder:
         distinct, indices = np.unique(unknown_numbers, return_inverse=True)
         hashes = np.array([self._hash(self._table.chunks[number]) for number in distinct], dtype="S8")[indices]
         sentence_offsets = offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
-        return ids, sentence_offsets, chunk_starts, offsets, unknown, hashes
+        return Encoded(ids, sentence_offsets, chunk_starts, offsets, unknown, hashes)
 
     def _hash(self, chunk: bytes) -> bytes:
         if not self._tokenizer.whole_words:

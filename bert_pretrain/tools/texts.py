@@ -118,8 +118,8 @@ def encoded_groups(
     for group in _grouped(texts):
         encoded = [text.text.encode() for text in group]
         starts = offsets_of(np.array([len(text_bytes) for text_bytes in encoded]))[:-1]
-        joined, offsets, *_ = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
-        ids = [joined[begin:end] for begin, end in itertools.pairwise(offsets)]
+        joined = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+        ids = [joined.ids[begin:end] for begin, end in itertools.pairwise(joined.offsets)]
         for text, text_ids in zip(group, ids, strict=True):
             if not len(text_ids):
                 raise _empty_error(text)

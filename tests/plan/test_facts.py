@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.config import DataConfig, TrainConfig
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import (
     SAMPLE_BYTES,
@@ -52,6 +52,13 @@ def test_escapes_and_other_fields_of_records_are_not_counted(tmp_path: Path) -> 
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     facts = measure_text([str(tmp_path / "a.jsonl")], DataConfig())
     assert facts.num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_an_error_in_the_sample_names_the_input(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "One. Two."}\n{"text": "cut\n' * 50)
+    with pytest.raises(InputError) as caught:
+        measure_text([str(tmp_path / "a.jsonl")], DataConfig(language="en", strict=True))
+    assert caught.value.where.startswith(str(tmp_path / "a.jsonl"))
 
 
 def test_a_fraction_of_a_large_table_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
