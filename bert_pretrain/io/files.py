@@ -9,11 +9,10 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.errors import ConfigError, DataError
 
 LOCK = ".lock"
 STATUS = "status.json"
@@ -141,21 +140,6 @@ def remove_temporaries(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
-
-
-def move_aside(folder: Path) -> Path:
-    """Move the content of a folder, except its lock, to a new folder next to it. Return the new folder."""
-    folder = folder.resolve()  # the name of `.` is empty
-    if os.path.ismount(folder):
-        what, remedy = "the folder is a mount point, so its content cannot be moved aside", "name a folder inside it"
-        raise OutputError(what, where=str(folder), remedy=remedy)
-    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
-    aside.mkdir()
-    # Manifests first, so that a partly moved folder does not look like a finished output.
-    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
-        if path.name != LOCK:
-            path.rename(str(aside / path.name))
-    return aside
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Output folders: locks, manifests, and whether a command may continue in a folder.
+"""The folders that commands write: their locks, manifests and finished parts.
 
 A command claims its folder with an identity: the inputs and settings with which its output may be resumed or reused.
 While it runs, the identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same
@@ -7,28 +7,41 @@ list of the differences.
 """
 
 import contextlib
-import errno
 import fcntl
 import functools
 import importlib.metadata
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError, UserError
-from bert_pretrain.io.files import LOCK, did_you_mean, is_bookkeeping, move_aside, read_json, write_checked_json
+from bert_pretrain.io.files import (
+    LOCK,
+    did_you_mean,
+    is_bookkeeping,
+    json_digest,
+    read_json,
+    remove_temporaries,
+    write_checked_json,
+)
 
-FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
-_STAGE_COMMANDS = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}
-# Folders in the output of the command `run`.
-_STAGE_FOLDERS = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
-_ABSENT = object()  # marks a key that only one of two dictionaries has
+FORMAT_VERSION = 1  # of the manifest of every kind of output
+KINDS = ("vocab", "data", "run", "finetune")
+# For each kind that another command reads: the command that writes it, and where `bert-pretrain run` puts it.
+_WRITERS = {
+    "vocab": ("vocab", ("vocab",)),
+    "data": ("make-data", ("data", "data/*")),
+    "run": ("train", ("train", "train/*")),
+}
+_OVERWRITE = "add --overwrite (the old folder is moved aside)"
 
 
 class OutputState(Enum):
@@ -54,12 +67,17 @@ class Output:
     """
 
     def __init__(
-        self, folder: Path, kind: str, identity: Mapping[str, Any], inputs: Iterable[str | Path | None] = ()
+        self,
+        folder: Path,
+        kind: str,
+        identity: Mapping[str, Any],
+        inputs: Iterable[str | Path | None] = (),
     ) -> None:
         self.folder = folder
         self.kind = kind
         self.identity = dict(identity)
         self._inputs = [Path(path) for path in inputs if path is not None]
+        self._claim = {"kind": kind, "format_version": FORMAT_VERSION, "identity": self.identity}
 
     @contextlib.contextmanager
     def open(self, *, overwrite: bool = False) -> Iterator[OutputState]:
@@ -73,25 +91,27 @@ class Output:
                 self._set_aside_once()
             state = self.state()
             if state is OutputState.NEW:
-                write_checked_json(self.folder / PARTIAL, self._record)
+                write_checked_json(self.folder / PARTIAL, self._claim)
             elif state is OutputState.COMPLETE:
-                (self.folder / PARTIAL).unlink(missing_ok=True)  # left by a command that was killed at its end
+                self._remove_unfinished()  # left by a command that was killed at its end
             yield state
 
     def state(self) -> OutputState:
         """Return the state of the folder. Raise OutputError if another command wrote it, or if it has other files."""
         check_output(self.folder, overwrite=False)
-        names, record = _content(self.folder), self._record
-        if not names or (names == [PARTIAL] and read_json(self.folder / PARTIAL) != record):
+        names = _content(self.folder)
+        if not names or (names == [PARTIAL] and read_json(self.folder / PARTIAL) != self._claim):
             return OutputState.NEW  # empty, or claimed by a command that failed before it wrote any output
-        old = read_record(self.folder)
-        if changes := _differences({key: old.get(key) for key in record}, record):
+        record = read_record(self.folder)
+        changes = _differences({key: record.get(key) for key in self._claim}, self._claim)
+        if changes:
             if len(changes) > 20:
                 changes[20:] = [f"… and {len(changes) - 20:,} more"]
-            what = "\n    ".join([f"{self.folder} was written by another command or configuration:", *changes])
-            where = str(self.folder / (MANIFEST if MANIFEST in names else PARTIAL))
-            remedy = "use another --output, undo the change, or add --overwrite (the old folder is moved aside)"
-            raise OutputError(what, where=where, remedy=remedy)
+            raise OutputError(
+                "\n    ".join([f"{self.folder} was written by another command or configuration:", *changes]),
+                where=str(self.folder / (MANIFEST if MANIFEST in names else PARTIAL)),
+                remedy=f"use another --output, undo the change, or {_OVERWRITE}",
+            )
         return OutputState.COMPLETE if MANIFEST in names else OutputState.INCOMPLETE
 
     def would_be(self, *, overwrite: bool) -> OutputState:
@@ -105,18 +125,18 @@ class Output:
 
     def reopen(self) -> None:
         """Mark the complete output as incomplete, to extend a run or to replace damaged files."""
-        write_checked_json(self.folder / PARTIAL, self._record)
+        write_checked_json(self.folder / PARTIAL, self._claim)
         (self.folder / MANIFEST).unlink()
 
     def publish(self, body: Mapping[str, Any]) -> None:
-        """Write `manifest.json`, the last file of a finished output, and remove the partial manifest."""
-        record = {"kind": self.kind, "format_version": FORMAT_VERSIONS[self.kind], "versions": library_versions()}
-        write_checked_json(self.folder / MANIFEST, {**record, **body, "identity": self.identity})
-        (self.folder / PARTIAL).unlink(missing_ok=True)
+        """Write `manifest.json`, the last file of a finished output, and remove what an unfinished one needs."""
+        record = {**self._claim, "versions": library_versions(), **body, "identity": self.identity}
+        write_checked_json(self.folder / MANIFEST, record)
+        self._remove_unfinished()
 
-    @property
-    def _record(self) -> dict[str, Any]:
-        return {"kind": self.kind, "format_version": FORMAT_VERSIONS[self.kind], "identity": self.identity}
+    def _remove_unfinished(self) -> None:
+        (self.folder / PARTIAL).unlink(missing_ok=True)
+        Parts.remove(self.folder)
 
     def _set_aside_once(self) -> None:
         """Move the content of the folder aside. After a restart, keep the output of the same command."""
@@ -133,10 +153,59 @@ class Output:
         set_aside(self.folder)
 
 
+class Parts:
+    """The finished parts of an unfinished output: one signed record each, so that a repeated command keeps them.
+
+    The records are in a folder named after `fingerprint`, which is everything that the content of the parts depends on.
+    """
+
+    _NAME = ".parts"
+
+    def __init__(self, output: Path, fingerprint: str) -> None:
+        self._folder = output / self._NAME / json_digest(fingerprint)[:16]
+
+    def open(self) -> None:
+        """Create the folder, and remove the records of other fingerprints and the files of killed writers."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for other in self._folder.parent.iterdir():
+            if other != self._folder:
+                shutil.rmtree(other)
+        remove_temporaries(self._folder)
+
+    def is_open(self) -> bool:
+        """Return whether no other command has opened the output since. A task of a killed command may still run."""
+        return self._folder.exists()
+
+    def done(self, part: str) -> dict[str, Any] | None:
+        """Return the record of a finished part, or None if it is missing. Raise DataError if it is damaged."""
+        file = self._folder / f"{part}.json"
+        return read_json(file) if file.exists() else None
+
+    def add(self, part: str, record: Mapping[str, Any]) -> None:
+        """Write the record of a part that is finished."""
+        write_checked_json(self._folder / f"{part}.json", record)
+
+    @classmethod
+    def remove(cls, output: Path) -> None:
+        """Remove all records, of a finished output or of parts that no command will use."""
+        shutil.rmtree(output / cls._NAME, ignore_errors=True)
+
+
 def set_aside(folder: Path) -> None:
-    """Move the content of a folder, if any, to a new folder next to it."""
-    if _content(folder):
-        print(f"moved the old content to {move_aside(folder)}")
+    """Move the content of a folder, if any, except its lock, to a new folder next to it."""
+    if not _content(folder):
+        return
+    folder = folder.resolve()  # the name of `.` is empty
+    if os.path.ismount(folder):
+        what = "the folder is a mount point, so its content cannot be moved aside"
+        raise OutputError(what, where=str(folder), remedy="name a folder inside it")
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
+    aside.mkdir()
+    # Manifests first, so that a partly moved folder does not look like a finished output.
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
+        if path.name != LOCK:
+            path.rename(aside / path.name)
+    print(f"moved the old content to {aside}")
 
 
 def is_restarted() -> bool:
@@ -150,8 +219,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     names = _content(folder)
     if names and not overwrite and not {MANIFEST, PARTIAL} & set(names):
         what = f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
-        remedy = "use another folder, or add --overwrite (the old folder is moved aside)"
-        raise OutputError(what, where="--output", remedy=remedy)
+        raise OutputError(what, where="--output", remedy=f"use another folder, or {_OVERWRITE}")
 
 
 def _content(folder: Path) -> list[str]:
@@ -173,7 +241,7 @@ def is_output(folder: Path) -> bool:
         record = read_record(folder)
     except DataError:
         return False
-    return record.get("kind") in list(FORMAT_VERSIONS) and "identity" in record  # a damaged kind may be unhashable
+    return record.get("kind") in KINDS and "identity" in record
 
 
 def is_output_or_empty(folder: Path) -> bool:
@@ -183,35 +251,43 @@ def is_output_or_empty(folder: Path) -> bool:
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished `vocab`, `data` or `run` output, or raise DataError."""
-    command = _STAGE_COMMANDS[kind]
-    remedy = did_you_mean(folder, _STAGE_FOLDERS[kind], MANIFEST) or f"name a folder that '{command}' wrote"
+    command, subfolders = _WRITERS[kind]
+    remedy = did_you_mean(folder, subfolders, MANIFEST) or f"name a folder that 'bert-pretrain {command}' wrote"
     record = read_record(folder)
-    if not folder.is_dir():
-        what = f"there is no folder '{folder}'"
-    elif (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
-        what, remedy = f"{folder} is unfinished", "run the command that writes it; it continues where it stopped"
+    found = record.get("kind"), record.get("format_version")
+    if not record:
+        what = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder '{folder}'"
     elif not (folder / MANIFEST).exists():
-        what = f"{folder} has no {MANIFEST}"
-    elif record.get("kind") != kind:
-        what = f"{folder} is an output of kind {record.get('kind')!r}, not {kind!r}"
-    elif (version := record.get("format_version")) != FORMAT_VERSIONS[kind]:
-        what = f"{folder} has format version {version}, but bert-pretrain {__version__} reads {FORMAT_VERSIONS[kind]}"
-        remedy = f"make it again with '{command}' of this version"
+        what, remedy = f"{folder} is unfinished", "run the command that writes it; it continues where it stopped"
+    elif found != (kind, FORMAT_VERSION):
+        what = f"{folder} has kind and format {found}, but {(kind, FORMAT_VERSION)} is needed"
     else:
         return record
     raise DataError(what, where=flag, remedy=remedy)
 
 
+class _Absent:
+    """The value of a key that only one of two dictionaries has."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+_ABSENT = _Absent()
+
+
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     """List the differences between two JSON values, one line per leaf, such as `data.seed: 1 -> 2`."""
+    if old == new:
+        return []
     if isinstance(old, list) and isinstance(new, list):
         old, new = dict(enumerate(old)), dict(enumerate(new))
-    if isinstance(old, dict) and isinstance(new, dict):
-        paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
-        pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
-        return [line for was, now, at in pairs for line in _differences(was, now, at)]
-    values = ("not given" if value is _ABSENT else repr(value)[:100] for value in (old, new))
-    return [] if old == new else [f"{path.removeprefix('identity.')}: {' -> '.join(values)}"]
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [f"{path.removeprefix('.identity')[1:]}: {repr(old)[:100]} -> {repr(new)[:100]}"]
+    lines: list[str] = []
+    for key in {**old, **new}:
+        lines += _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}")
+    return lines
 
 
 @contextlib.contextmanager
@@ -221,11 +297,9 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
     If another process has the lock, wait if `waits` is True, otherwise raise OutputError. Raise OutputError as well if
     the folder was moved or removed meanwhile.
     """
-    lock, is_new = folder / LOCK, not folder.exists()
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_locked(folder, waits))
-        while not is_in_place(file, lock):  # the previous process removed the file after we opened it
-            file = stack.enter_context(_locked(folder, waits))
+    is_new = not folder.exists()
+    lock = folder / LOCK
+    with _lock(folder, waits=waits) as file:
         try:
             yield
             if not is_in_place(file, lock):
@@ -242,55 +316,35 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
                         folder.rmdir()
 
 
-def check_writable(folder: Path, flag: str = "--output") -> None:
-    """Raise OutputError if `exclusive` could not create its lock in a folder. Does not create anything."""
-    if os.path.lexists(folder) and not folder.is_dir():  # also true for a broken link
-        raise OutputError(f"'{folder}' is a file", where=flag, remedy="name a folder")
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        what = f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}"
-        raise OutputError(what, where=str(folder), remedy="name a folder that you may write to")
-
-
-def _locked(folder: Path, waits: bool) -> IO[str]:
-    """Open and lock the lock file of a folder, and write the id of this process into it."""
+def _lock(folder: Path, *, waits: bool) -> IO[str]:
+    """Lock a folder by a file that names this process, and return the open file."""
     check_writable(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        file = (folder / LOCK).open("a+")
-    except FileNotFoundError:  # the previous process removed the folder because it wrote nothing
+    while True:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        other = f"another process ({file.read().strip() or 'just started'})"
-        if not waits:
-            what = f"{other} is writing this folder"
-            raise OutputError(what, where=str(folder), remedy="wait for it, or stop it") from error
-        print(f"waiting for {other}, which is writing {folder}", flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-        what = "this file system does not support locks"
-        remedy = "name a folder on another file system, or mount this one with locks (-o flock)"
-        raise OutputError(what, where=str(folder), remedy=remedy) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether another process has locked a folder."""
-    try:
-        with (folder / LOCK).open("r+") as file:  # NFS locks only files that are open for writing
+        try:
+            file = (folder / LOCK).open("a+")
+        except FileNotFoundError:  # the previous process removed the folder because it wrote nothing
+            continue
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+        except BlockingIOError as error:
+            file.seek(0)
+            other = f"another process ({file.read().strip() or 'just started'})"
+            if not waits:
+                remedy = "wait for it, or stop it"
+                raise OutputError(f"{other} is writing this folder", where=str(folder), remedy=remedy) from error
+            print(f"waiting for {other}, which is writing {folder}", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            what = f"the folder cannot be locked: {error.strerror}"
+            remedy = "name a folder on another file system, or mount this one with locks (-o flock)"
+            raise OutputError(what, where=str(folder), remedy=remedy) from error
+        if is_in_place(file, folder / LOCK):
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {platform.node()}")
+            file.flush()
+            return file
+        file.close()  # the previous process removed the file after we opened it
 
 
 def is_in_place(file: IO[Any], path: Path) -> bool:
@@ -305,3 +359,13 @@ def moved_while_writing(folder: Path) -> OutputError:
     """Return the error for an output folder that was moved away from a running command."""
     remedy = "move it back or remove its remains, and run the same command again"
     return OutputError("the folder was moved or removed during the command", where=str(folder), remedy=remedy)
+
+
+def check_writable(folder: Path, flag: str = "--output") -> None:
+    """Raise OutputError if `exclusive` could not create its lock in a folder. Does not create anything."""
+    if os.path.lexists(folder) and not folder.is_dir():  # also true for a broken link
+        raise OutputError(f"'{folder}' is a file", where=flag, remedy="name a folder")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        what = f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}"
+        raise OutputError(what, where=str(folder), remedy="name a folder that you may write to")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from bert_pretrain.errors import OutputError
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import STATUS, write_json
 
@@ -71,7 +72,7 @@ def newest_step(run: Path) -> int:
 
 def write_last_status(run: Path, exit_code: int, message: str) -> None:
     """Write the status of a command, unless another command uses the folder."""
-    if not manifest.is_locked(run):
+    with contextlib.suppress(OutputError), manifest.exclusive(run):
         write_status(run, exit_code, message)
 
 

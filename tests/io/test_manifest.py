@@ -11,6 +11,7 @@ from bert_pretrain.io.manifest import (
     PARTIAL,
     Output,
     OutputState,
+    Parts,
     check_writable,
     exclusive,
     library_versions,
@@ -130,3 +131,20 @@ def test_overwrite_moves_old_content_aside(unfinished: Path, capsys: pytest.Capt
     assert digests(first) == before
     assert (second / "a").read_text() == str(OTHER)
     assert str(first) in capsys.readouterr().out
+
+
+def test_finished_parts_are_kept_for_the_same_fingerprint_until_the_end(folder: Path) -> None:
+    parts = Parts(folder, "plan a")
+    parts.open()
+    parts.add("train-0", {"rows": 5})
+    parts.open()  # the same command again
+    assert (parts.done("train-0"), parts.done("train-1")) == ({"rows": 5}, None)
+    (record,) = folder.rglob("train-0.json")
+    record.write_text(record.read_text().replace('"rows": 5', '"rows": 6'))
+    with pytest.raises(DataError, match="damaged"):
+        parts.done("train-0")
+    other = Parts(folder, "plan b")
+    other.open()
+    assert (parts.is_open(), other.is_open(), other.done("train-0")) == (False, True, None)
+    Output(folder, "data", IDENTITY).publish({})
+    assert [path.name for path in folder.iterdir()] == [MANIFEST]
