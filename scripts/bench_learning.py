@@ -38,8 +38,8 @@ import numpy as np
 import torch
 
 from bert_pretrain import load_data
+from bert_pretrain.model import devices
 from bert_pretrain.rng import stream
-from bert_pretrain.train import hardware
 
 SPLITS = {"dev": 0.01, "test": 0.02, "validation": 0.003}
 DATA_SECTIONS = ("data.", "vocab.")  # settings of the data stages
@@ -325,8 +325,8 @@ def train_baseline(data: Path, output: Path, seed: int, options: argparse.Namesp
     total, clock = 60 * options.usual, time.perf_counter
     if options.cpu_time:
         total, clock = total * options.threads, time.process_time
-    device = hardware.choose_device(options.device)
-    dtype = hardware.choose_precision("auto", device).dtype
+    device = devices.choose_device(options.device)
+    dtype = devices.choose_precision("auto", device).dtype
     config = BertConfig(
         vocab_size=BASELINE_VOCAB_SIZE, hidden_size=BASELINE_HIDDEN, num_hidden_layers=BASELINE_LAYERS,
         num_attention_heads=BASELINE_HIDDEN // 64, intermediate_size=4 * BASELINE_HIDDEN,

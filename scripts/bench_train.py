@@ -31,6 +31,7 @@ import torch
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import cores
+from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
@@ -53,7 +54,7 @@ class Recipe:
 
     folder: DataFolder
     device: torch.device
-    precision: hardware.Precision
+    precision: devices.Precision
     vocab_size: int
     size: str  # layers x hidden size
     examples: int
@@ -63,9 +64,9 @@ class Recipe:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
-        folder, device = DataFolder.open(arguments.data), hardware.choose_device(arguments.device)
+        folder, device = DataFolder.open(arguments.data), devices.choose_device(arguments.device)
         vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
-        precision = hardware.choose_precision(arguments.precision, device)
+        precision = devices.choose_precision(arguments.precision, device)
         dropout = arguments.dropout
         return cls(folder, device, precision, vocab_size, size, arguments.examples, dropout, attention_dropout=dropout)
 
@@ -263,7 +264,7 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return our training step, and its first batches on the device."""
     config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
     cores.owns_process = True
-    hardware.configure_cpu(device)
+    devices.configure_cpu(device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
     attention, why = choose_attention(
         train.attention, device, dtype,

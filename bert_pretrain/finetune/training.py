@@ -26,10 +26,10 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import DISK_FULL, atomic_folder, errno_of, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model.devices import choose_precision
 from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths
-from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.model.huggingface import fine_tuning_rate
 from bert_pretrain.tools.inference import batches_by_length
-from bert_pretrain.train.hardware import choose_precision
 
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"

@@ -14,6 +14,7 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.plan.facts import (
@@ -56,8 +57,8 @@ def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_
     Raises:
         MicroBatchTooLarge, torch.OutOfMemoryError: the smallest network does not fit into memory.
     """
-    device = hardware.choose_device(train.device)
-    hardware.configure_cpu(device)  # as in training
+    device = devices.choose_device(train.device)
+    devices.configure_cpu(device)  # as in training
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if _setup(SIZES[0].model_config(LENGTH), LENGTH, device, train, is_timed=False).compiled:
@@ -105,7 +106,7 @@ class Device(NamedTuple):
 
 def device_of(setting: str) -> Device:
     """Return the device that `train.device` selects."""
-    device = hardware.choose_device(setting)
+    device = devices.choose_device(setting)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return Device(device.type, name, available_cores(), _memory_bytes(device))
 
@@ -172,7 +173,7 @@ class _Setup(NamedTuple):
 
 def _setup(model: ModelConfig, length: int, device: torch.device, train: TrainConfig, *, is_timed: bool) -> _Setup:
     """Choose attention, precision and compilation as training does. `is_timed` allows it to time kernels."""
-    dtype = hardware.choose_precision(train.precision, device).dtype
+    dtype = devices.choose_precision(train.precision, device).dtype
     attention, _ = choose_attention(
         train.attention, device, dtype, hidden_size=model.hidden_size, num_heads=model.num_attention_heads,
         dropout_rate=model.attention_probs_dropout_prob, longest=length, is_timed=is_timed,
@@ -199,7 +200,7 @@ def compile_ahead(config: Config) -> Iterator[None]:
     The compiled code stays in this process. Yield between parts of the work, so that the caller can stop.
     """
     train = config.train
-    device = hardware.choose_device(train.device)
+    device = devices.choose_device(train.device)
     if device.type != "cuda":
         return
     torch.cuda.set_device(device)

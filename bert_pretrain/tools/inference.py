@@ -16,11 +16,12 @@ from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.devices import choose_device, choose_precision, configure_cpu
 from bert_pretrain.model.folder import length_limit
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, configure_cpu
+from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS
 
 # input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen
 Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]

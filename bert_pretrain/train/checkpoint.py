@@ -28,8 +28,7 @@ from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.io import files
 from bert_pretrain.io.manifest import moved_while_writing
 from bert_pretrain.model.folder import CARD, PRETRAINING, WEIGHTS
-from bert_pretrain.model.huggingface import export_weights, save_model_folder, write_tensors
-from bert_pretrain.model.scale import scale_embeddings
+from bert_pretrain.model.huggingface import export_weights, save_model_folder, scale_embeddings, write_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 

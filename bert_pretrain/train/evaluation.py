@@ -14,6 +14,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.metrics import perplexity
+from bert_pretrain.model import devices
 from bert_pretrain.model.folder import length_limit
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
@@ -41,9 +42,9 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | 
     if not folder.rows("validation"):
         remedy = "make it with data.validation_fraction above 0"
         raise DataError(f"{data} has no examples in its validation split", where="--data", remedy=remedy)
-    device = hardware.choose_device(config.device)
-    hardware.configure_cpu(device)
-    dtype = hardware.choose_precision(config.precision, device).dtype
+    device = devices.choose_device(config.device)
+    devices.configure_cpu(device)
+    dtype = devices.choose_precision(config.precision, device).dtype
     loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=MLM_WEIGHTS)
     network = loaded.model
     has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.missing)

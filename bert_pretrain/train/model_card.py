@@ -19,7 +19,7 @@ from bert_pretrain.io.files import is_url
 from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.model.huggingface import fine_tuning_rate
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use

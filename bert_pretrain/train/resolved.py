@@ -12,6 +12,7 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarted
 from bert_pretrain.metrics import read_metrics
+from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
@@ -70,7 +71,7 @@ class ResolvedRun:
     teacher: Path | None
     length: Length
     device: torch.device
-    precision: hardware.Precision
+    precision: devices.Precision
     attention: str
     attention_reason: str
     compiled: bool
@@ -136,9 +137,9 @@ def resolve_run(
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
     teacher = _checked_teacher(train.teacher, tokenizer)
-    device = hardware.choose_device(train.device, dist_context.local_rank)
-    hardware.configure_cpu(device)
-    precision = hardware.choose_precision(train.precision, device)
+    device = devices.choose_device(train.device, dist_context.local_rank)
+    devices.configure_cpu(device)
+    precision = devices.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(lambda: _attention(config, data, device, precision))
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
@@ -182,9 +183,7 @@ def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
     return teacher
 
 
-def _attention(
-    config: Config, data: DataFolder, device: torch.device, precision: hardware.Precision
-) -> tuple[str, str]:
+def _attention(config: Config, data: DataFolder, device: torch.device, precision: devices.Precision) -> tuple[str, str]:
     """Return the attention to use, and the reason."""
     return choose_attention(
         config.train.attention,
@@ -202,7 +201,7 @@ def _identity(
     config: Config,
     data: DataFolder,
     tokenizer: Tokenizer,
-    precision: hardware.Precision,
+    precision: devices.Precision,
     init_from: Path | None,
     teacher: Path | None,
     carry_optimizer: bool,
@@ -250,7 +249,7 @@ def describe(run: ResolvedRun) -> str:
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
         f"model      {run.num_parameters:,} parameters",
-        f"device     {hardware.describe_device(run.device)}",
+        f"device     {devices.describe_device(run.device)}",
     ]
     if run.dist_context.size > 1:
         lines.append(f"processes  {run.dist_context.size}")

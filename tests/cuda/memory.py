@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
-from bert_pretrain.train.hardware import DTYPES
+from bert_pretrain.model.devices import DTYPES
 from bert_pretrain.train.packing import Batch, GlobalBatch
 from tests.cuda.fake_cuda import fake_cuda, fake_global_batch, make_state
 from tests.cuda.traces import run_step

@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert_pretrain.config import Config
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.model.devices import DTYPES, Precision
 from bert_pretrain.train import cuda_graph, decoder_loss
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
-from bert_pretrain.train.hardware import DTYPES, Precision
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit

@@ -20,7 +20,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import collate
 from bert_pretrain.io.files import read_json
-from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
+from bert_pretrain.model.huggingface import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import batches_by_length
 from tests.finetune.conftest import reviews, write_rows

@@ -10,8 +10,7 @@ import torch
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import PRETRAINING
-from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.model.scale import scale_embeddings
+from bert_pretrain.model.huggingface import load_weights, scale_embeddings
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_checkpoint
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.optimizers import update

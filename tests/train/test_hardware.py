@@ -17,6 +17,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.model import devices
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.evaluation import evaluate_batches
@@ -34,12 +35,12 @@ CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32
     [("fpu avx512_bf16", "avx512_bf16"), ("fpu avx512_bf16 amx_bf16 amx_tile", "amx_bf16"), ("fpu avx512f", None)],
 )
 def test_cpu_uses_bf16_only_with_its_instructions(tmp_path: Path, monkeypatch, flags: str, feature: str | None) -> None:
-    assert hardware.cores.cpu_bf16_feature(tmp_path / "nothing") is None
+    assert devices.cores.cpu_bf16_feature(tmp_path / "nothing") is None
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert hardware.cores.cpu_bf16_feature(cpuinfo) == feature
-    monkeypatch.setattr(hardware.cores, "cpu_bf16_feature", lambda: feature)
-    precision = hardware.choose_precision("auto", CPU)
+    assert devices.cores.cpu_bf16_feature(cpuinfo) == feature
+    monkeypatch.setattr(devices.cores, "cpu_bf16_feature", lambda: feature)
+    precision = devices.choose_precision("auto", CPU)
     assert precision.name == ("bf16" if feature else "fp32")
 
 
@@ -51,10 +52,10 @@ def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(hardware, "_check_kernels", lambda _: None)
-    assert hardware.choose_device("cuda", local_rank=2) == torch.device("cuda", expected)
+    monkeypatch.setattr(devices, "_check_kernels", lambda _: None)
+    assert devices.choose_device("cuda", local_rank=2) == torch.device("cuda", expected)
     with pytest.raises(ConfigError, match="this machine has"):
-        hardware.choose_device("cuda:99")
+        devices.choose_device("cuda:99")
 
 
 def test_a_card_that_torch_does_not_support_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +66,13 @@ def test_a_card_that_torch_does_not_support_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla P100")
     monkeypatch.setattr(torch, "zeros", zeros)
     with pytest.raises(ConfigError, match="does not support the card Tesla P100"):
-        hardware.choose_device("cuda:0")
+        devices.choose_device("cuda:0")
 
 
 def page_faults(owns_process: bool) -> int:
     """Count the page faults of allocating and freeing large tensors for the fifth time."""
-    hardware.cores.owns_process = owns_process
-    hardware.configure_cpu(CPU)
+    devices.cores.owns_process = owns_process
+    devices.configure_cpu(CPU)
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         kept = [torch.ones(number * 1_000_000) for number in (3, 8, 1, 5, 8, 2)]
@@ -88,8 +89,8 @@ def test_freed_memory_is_reused_only_if_we_own_the_process() -> None:
 
 
 def mkl_chooses_threads(owns_process: bool) -> bool:
-    hardware.cores.owns_process = owns_process
-    hardware.configure_cpu(CPU)
+    devices.cores.owns_process = owns_process
+    devices.configure_cpu(CPU)
     library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
     return bool(library.mkl_serv_get_dynamic())
 
@@ -148,7 +149,7 @@ def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_com
             assert hardware.choose_compile(True, CPU, "padded")[0]
     settings = torch._dynamo.config
     for is_command, expected in ((False, (7, True)), (True, (64, False))):
-        monkeypatch.setattr(hardware.cores, "owns_process", is_command)
+        monkeypatch.setattr(devices.cores, "owns_process", is_command)
         with settings.patch(recompile_limit=7, optimize_ddp=True):
             hardware.compile_layers(make_model(tiny()))
             assert (settings.recompile_limit, settings.optimize_ddp) == expected

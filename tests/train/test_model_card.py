@@ -11,8 +11,7 @@ from huggingface_hub import ModelCard
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.data_folder import DataFolder
-from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.model.huggingface import fine_tuning_rate, load_model
 from bert_pretrain.text.sources import Source
 from bert_pretrain.train import run as run_module
 from bert_pretrain.train.distributed import SINGLE_PROCESS
