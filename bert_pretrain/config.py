@@ -6,7 +6,7 @@ need several layers of a configuration are in `config_file.py`; stages check wha
 
 import codecs
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -30,12 +30,6 @@ ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNIT = "d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?"
 _NUMBER_AND_UNIT = rf"\s*(\d*\.?\d+(?:e-?\d+)?)\s*({_UNIT})\s*"
-
-
-class Flag(NamedTuple):
-    """The command-line option that sets a key, as metadata of its type."""
-
-    name: str
 
 
 def _parse_integer(value: object) -> object:
@@ -162,12 +156,12 @@ class _Section(BaseModel):
 class VocabConfig(_Section):
     """Stage 1: the vocabulary."""
 
-    tokens: Annotated[Literal["wordpiece", "words"], Flag("--tokens")] = "wordpiece"
+    tokens: Literal["wordpiece", "words"] = "wordpiece"
     """Subwords, or words of tokenized text, which is only split at white space: `lowercase`, `strip_accents`,
     `handle_chinese_chars` and `limit_alphabet` then have no effect."""
-    size: Annotated[int, Field(ge=6), _ParseInteger, Flag("--vocab-size")] = 30522
+    size: Annotated[int, Field(ge=6), _ParseInteger] = 30522
     """Maximum number of tokens in the vocabulary, including special and unused tokens."""
-    lowercase: Annotated[bool | None, Flag("--lowercase")] = None
+    lowercase: bool | None = None
     """Lowercase the text before tokenization; null: in English and Chinese, as in BERT; other languages keep case."""
     strip_accents: bool | None = None
     """Remove accents; null: remove them from lowercased text like BERT, unless the text shows that they matter."""
@@ -179,7 +173,7 @@ class VocabConfig(_Section):
     """Maximum number of characters; null: all of ASCII, and the most frequent ones that cover 99.99 % of the text."""
     unused_tokens: NonNegativeInt = 99
     """Number of unused slots between [PAD] and [UNK]; 99 gives the special token ids of BERT."""
-    add_tokens: Annotated[PositiveInt | None, Flag("--add-tokens")] = None
+    add_tokens: PositiveInt | None = None
     """With `vocab --extend`: number of tokens to add, first in unused slots, then at the end; null: fill the slots."""
     seed: Int = 12345
     """Random seed for choosing the held-out documents that measure the vocabulary."""
@@ -214,21 +208,21 @@ class DataConfig(_Section):
     document_boundary: DocumentBoundary = "auto"
     """End of a document in a text file: a blank line, every line, or the end of the file; auto: blank lines in files
     with one sentence per line, otherwise the end of the file; INPUT=line sets one input."""
-    encoding: Annotated[Encoding, Flag("--encoding")] = "utf-8"
+    encoding: Encoding = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; auto: detected from the start of each file."""
-    text_field: Annotated[TextField, Flag("--text-field")] = "text"
+    text_field: TextField = "text"
     """JSON field or table column with the text; for a list, [A, B], the texts of the fields of an input are joined."""
-    strict: Annotated[bool, Flag("--strict")] = False
+    strict: bool = False
     """Stop at text that is invalid in its encoding and at records without text, instead of counting them."""
     max_record_bytes: RecordBytes = MAX_RECORD_BYTES  # type: ignore[assignment]
     """Maximum size of a record, which is read into memory: a line of JSONL, a row of CSV or Parquet."""
     validation_fraction: Share = 0.01
     """Share of documents in the validation split; the default holds out at most 1.28 million tokens."""
-    validation: Annotated[Inputs, Flag("--validation")] = ()
+    validation: Inputs = ()
     """Inputs to use as the validation split, instead of `validation_fraction`."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the text to read: with more than 16 inputs, a share of the inputs; otherwise spaced parts of each."""
-    input_weights: Annotated[Weights, Flag("--weight")] = {}
+    input_weights: Weights = {}
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True
     """Keep one of several documents with equal text: from `validation`, else from the input with the most weight."""
@@ -286,21 +280,21 @@ class ModelConfig(_Section):
 class TrainConfig(_Section):
     """Stage 3: training (Devlin et al., 2018, appendix A.2)."""
 
-    global_batch_size: Annotated[PositiveInt, Flag("--batch-size")] = 256
+    global_batch_size: PositiveInt = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     """Tokens per micro-batch; changes speed and memory, hardly the result; auto: as many as fit, on CPU up to 4,096."""
-    max_steps: Annotated[PositiveInt | None, Flag("--steps")] = None
+    max_steps: PositiveInt | None = None
     """Length of the run in steps; null: 100,000, unless `max_epochs` or `time_budget` is set."""
     max_epochs: Float | None = None
     """Length of the run in passes over the training examples; fractions are allowed."""
-    time_budget: Annotated[Seconds | None, Flag("--time")] = None
+    time_budget: Seconds | None = None
     """Length of the run in wall-clock time, including evaluations and checkpoints, such as 24h or 1h30m."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """Optimizer; `muon` applies to the matrices of the encoder layers, and AdamW to all other parameters."""
     bias_correction: bool = True
     """Correct the bias of the moments in AdamW and LAMB; the code of the paper does not."""
-    peak_lr: Annotated[Float, Flag("--learning-rate")] = 1e-4
+    peak_lr: Float = 1e-4
     """Learning rate at the end of the warm-up."""
     warmup_ratio: Probability = 0.01
     """Share of the run for the warm-up of the learning rate from 0 to `peak_lr`."""
@@ -312,7 +306,7 @@ class TrainConfig(_Section):
     """Initial output bias: zeros, or log token frequencies, which saves learning them (Meister et al., 2023)."""
     softmax_candidates: NonNegativeInt = 0
     """Number of candidates of a sampled softmax, for small networks (Jean et al., 2015); 0: the whole vocabulary."""
-    teacher: Annotated[NonEmpty | None, Flag("--teacher")] = None
+    teacher: NonEmpty | None = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Decay of the learning rate after the warm-up; wsd: constant at `peak_lr`, then decay in the last tenth."""
@@ -326,7 +320,7 @@ class TrainConfig(_Section):
     """Epsilon of AdamW and LAMB."""
     max_grad_norm: Float = 1.0
     """Maximum gradient norm for gradient clipping."""
-    precision: Annotated[Literal["auto", "bf16", "fp16", "fp32"], Flag("--precision")] = "auto"
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of matrix products; auto: bf16 if the device supports it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
     """Attention without padding (varlen) or with padding; auto: without, if device, precision and head size allow it
@@ -335,7 +329,7 @@ class TrainConfig(_Section):
     """Use torch.compile; auto: on CUDA if attention does not pad."""
     activation_checkpointing: bool = False
     """Recompute the activations of a layer in its backward pass: a third more compute, far less memory."""
-    device: Annotated[Device, Flag("--device")] = "auto"
+    device: Device = "auto"
     """Device to train on; auto: CUDA if available, otherwise the CPU; cuda: the device of the rank."""
     log_every: PositiveInt = 10
     """Steps between lines in the log and in `metrics.jsonl`."""

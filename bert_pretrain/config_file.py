@@ -19,16 +19,34 @@ from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.config_keys import SECTIONS, key_schemas, suggest_key, values_of
 from bert_pretrain.errors import ConfigError
 
-Tree = dict[str, Any]
-Places = dict[str, str]  # the file and line, or the flag, where each key such as `train.peak_lr` is set
 MAX_VALUES = 100_000  # with aliases (`*`) expanded, because a few lines of aliases can mean billions of values
 
 
 class Layer(NamedTuple):
     """The values of one file or of the command line, or of several layers."""
 
-    tree: Tree
-    places: Places
+    tree: dict[str, Any]
+    places: dict[str, str]  # the file and line, or the flag, where each key such as `train.peak_lr` is set
+
+    def set(self, key: str, value: object, where: str) -> None:
+        """Set a key, or all keys of a section."""
+        section, _, name = key.partition(".")
+        self.places.setdefault(section, where)
+        self.places[key] = where
+        if name:
+            values = self.tree.get(section)
+            self.tree[section] = {**values, name: value} if isinstance(values, dict) else {name: value}
+        elif section in SECTIONS and isinstance(value, dict):
+            for name in value:
+                self.set(f"{section}.{name}", value[name], where)
+        else:
+            self.tree[section] = value
+
+    def place(self, key: str) -> str:
+        """Return where a key, or the section or list around it, is set."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places.get(key, "the configuration")
 
 
 def load_config(
@@ -45,25 +63,23 @@ def load_config(
     (name of the flag for messages, value). `where` is the option of `source`.
     Without `with_phases`, phases are not checked against the other keys, for example the length of the run.
     """
-    sources = source.split(",") if isinstance(source, str) else [source]
     layers: list[Layer] = []
-    for each in sources:
-        if each is not None:
-            layers.extend(_read_layers(each, where))
+    for name in source.split(",") if isinstance(source, str) else filter(None, [source]):
+        layers.extend(_read_layers(name, where))
     layers.append(_command_line_layer(settings or (), flags or {}))
-    tree, places = _merged(layers, one_length=True)
+    merged = _merged(layers)
     phase_key = ""
+    trainings: list[TrainConfig] = []
     try:
-        config = Config.model_validate(tree)
-        trainings = []
+        config = Config.model_validate(merged.tree)
         for index, phase in enumerate(config.phases if with_phases else ()):
             phase_key = f"phases.{index}."
             trainings.append(config.for_phase(phase).train)
     except ValidationError as error:
-        raise _explain(error, phase_key, places) from error
+        raise _explain(error, phase_key, merged) from error
     if trainings:
         _check_overrides(config, layers)
-    _check_warmup(trainings or [config.train], places, by_clock=with_phases and config.time is not None)
+    _check_warmup(trainings or [config.train], merged, by_clock=with_phases and config.time is not None)
     return config
 
 
@@ -88,126 +104,9 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
         remedy = "give the name of a preset or the path of a YAML file, or a list of them"
         raise ConfigError(f"extends is {reprlib.repr(extends)}", where=reader.places["extends"], remedy=remedy)
     for name in names:
-        source = path.parent / name if _is_path(name) else name
-        yield from _read_layers(source, reader.places["extends"], (*extended_by, path.resolve()))
+        extended = path.parent / name if _is_path(name) else name
+        yield from _read_layers(extended, reader.places["extends"], (*extended_by, path.resolve()))
     yield Layer(tree, reader.places)
-
-
-class _YamlReader:
-    """Reads YAML as dicts, lists, strings and None, and records in `places` where each key is.
-
-    The loaders of PyYAML convert scalars without knowing the type of their key, and keep the last of equal keys.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.places: Places = {}
-        self.num_values = 0
-
-    def parse(self, text: str) -> Any:
-        """Return the content of a file, or of a `--set` pair."""
-        try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            return "" if node is None else self._value(node, "")
-        except RecursionError as error:
-            what = "a value contains itself or is nested too deeply"
-            raise ConfigError(what, where=self.name, remedy="remove the alias (*) that refers to itself") from error
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
-            where = self._line(getattr(error, "problem_mark", None))
-            remedy = "correct the syntax, or name a preset or a YAML file, such as base"
-            raise ConfigError(what, where=where, remedy=remedy) from error
-
-    def _line(self, mark: Any) -> str:
-        return self.name if mark is None or self.name.startswith("--") else f"{self.name}:{mark.line + 1}"
-
-    def _value(self, node: yaml.Node, key: str) -> Any:
-        """Return the plain value of a node and of all nodes inside it."""
-        self.places.setdefault(key, self._line(node.start_mark))
-        prefix = f"{key}." if key else ""
-        self.num_values += 1
-        if self.num_values > MAX_VALUES:
-            problem = f"there are more than {MAX_VALUES:,} values; use fewer aliases (*), or a folder as input"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
-            raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} is not allowed", problem_mark=node.start_mark)
-        if isinstance(node, yaml.SequenceNode):
-            return [self._value(item, f"{prefix}{index}") for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode):
-            node.value.encode()  # raises an error for half a surrogate pair
-            return None if node.tag.endswith(":null") else node.value
-        mapping: Tree = {}
-        for key_node, value_node in node.value:
-            name = str(key_node.value)
-            if name in mapping:
-                problem = f"the key '{name}' occurs twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-            self.places[prefix + name] = self._line(key_node.start_mark)
-            mapping[name] = self._value(value_node, prefix + name)
-        return mapping
-
-
-def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
-    """Return the layer of flags and `--set` pairs. Values of pairs are scalars, `[a, b]` or `{key: value}`."""
-    layers: list[Layer] = []
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            what = f"'{setting}' does not have the form section.key=value"
-            raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
-        where = f"--set {key}"
-        layers.append(_layer_of_key(key, _YamlReader(where).parse(text), where))
-    for key, (flag, value) in flags.items():
-        layers.append(_layer_of_key(key, value, flag))
-    return _merged(layers)
-
-
-def _layer_of_key(key: str, value: object, where: str) -> Layer:
-    """Return the layer that sets one key, or a whole section, at `where`."""
-    section, *names = key.split(".")
-    if len(names) > 1 or (names and section in ("inputs", "time", "phases")):
-        what = f"'{key.rpartition('.')[0]}' has no keys"
-        raise ConfigError(what, where=where, remedy="give a key of a section, for example train.peak_lr")
-    places = {section: where, key: where}
-    for name in value if isinstance(value, dict) else ():
-        places[f"{key}.{name}"] = where
-    return Layer({section: {names[0]: value} if names else value}, places)
-
-
-def _merged(layers: Sequence[Layer], *, one_length: bool = False) -> Layer:
-    """Merge layers key by key; later layers win. Top-level keys without a value change nothing, except `time`.
-
-    With `one_length`, a later key for the length of the run replaces earlier ones.
-    """
-    tree: Tree = {}
-    places: Places = {}
-    for layer in layers:
-        if one_length and _has_length(layer.tree):
-            train = tree.get("train", {})
-            tree["train"] = {key: train[key] for key in train if key not in LENGTHS}
-        if "phases" in layer.tree:
-            places = {key: where for key, where in places.items() if not key.startswith("phases")}
-        places |= layer.places
-        for name, value in layer.tree.items():
-            if value is None and name != "time":
-                continue
-            if name in SECTIONS:
-                if not isinstance(value, dict):
-                    what, remedy = f"{name} is {reprlib.repr(value)}", "give keys with values, such as {seed: 1}"
-                    raise ConfigError(what, where=_place(places, name), remedy=remedy)
-                value = {**tree.get(name, {}), **value}
-            tree[name] = value
-    return Layer(tree, places)
-
-
-def _has_length(tree: Tree) -> bool:
-    """Return whether a layer sets the length of the run or of a phase."""
-    phases = tree.get("phases")
-    for parent in [tree, *phases] if isinstance(phases, list) else [tree]:
-        section = parent.get("train") if isinstance(parent, dict) else None
-        if isinstance(section, dict) and any(section.get(name) is not None for name in LENGTHS):
-            return True
-    return False
 
 
 def _is_path(source: str | Path) -> bool:
@@ -221,12 +120,10 @@ def _find_config(source: str | Path, where: str) -> Path:
     path = Path(source) if _is_path(source) else presets.get(str(source))
     if path is not None and path.is_file():
         return path
-    what = f"there is no configuration file '{path}'"
-    if path is None:
-        near = next(iter(get_close_matches(str(source), presets, n=1)), None)
-        what = f"there is no preset '{source}'{_did_you_mean(near)}"
-    remedy = f"use the path of a .yaml file, or a preset: {', '.join(sorted(presets))}"
-    raise ConfigError(what, where=where, remedy=remedy)
+    what = f"there is no preset or configuration file '{source}'"
+    near = get_close_matches(str(source), presets, n=1)
+    remedy = f"use the path of a .yaml file, or a preset: {', '.join(presets)}"
+    raise ConfigError(what + _did_you_mean(near[0] if near else None), where=where, remedy=remedy)
 
 
 def preset_paths() -> dict[str, Path]:
@@ -236,12 +133,117 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def _check_warmup(trainings: Sequence[TrainConfig], places: Places, *, by_clock: bool) -> None:
+class _YamlReader:
+    """Reads YAML as dicts, lists, strings and None, and records in `places` where each key is.
+
+    The loaders of PyYAML convert scalars without knowing the type of their key, and keep the last of equal keys.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.places: dict[str, str] = {}
+        self._name = name
+        self._num_values = 0
+
+    def parse(self, text: str) -> Any:
+        """Return the content of a file, or of a `--set` pair."""
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            return "" if node is None else self._value(node, "")
+        except RecursionError as error:
+            what = "a value contains itself or is nested too deeply"
+            raise ConfigError(what, where=self._name, remedy="remove the alias (*) that refers to itself") from error
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
+            where = self._line(getattr(error, "problem_mark", None))
+            remedy = "correct the syntax, or name a preset or a YAML file, such as base"
+            raise ConfigError(what, where=where, remedy=remedy) from error
+
+    def _line(self, mark: Any) -> str:
+        return self._name if mark is None or self._name.startswith("--") else f"{self._name}:{mark.line + 1}"
+
+    def _value(self, node: yaml.Node, key: str) -> Any:
+        """Return the plain value of a node and of all nodes inside it."""
+        self.places.setdefault(key, self._line(node.start_mark))
+        prefix = f"{key}." if key else ""
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise _invalid(node, f"there are more than {MAX_VALUES:,} values; use fewer aliases (*)")
+        if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
+            raise _invalid(node, f"the tag {node.tag} is not allowed")
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, f"{prefix}{index}") for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # raises an error for half a surrogate pair
+            return None if node.tag.endswith(":null") else node.value
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            name = str(key_node.value)
+            if name in mapping:
+                raise _invalid(key_node, f"the key '{name}' occurs twice")
+            self.places[prefix + name] = self._line(key_node.start_mark)
+            mapping[name] = self._value(value_node, prefix + name)
+        return mapping
+
+
+def _invalid(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
+    """Return the layer of flags and `--set` pairs. Values of pairs are scalars, `[a, b]` or `{key: value}`."""
+    layer = Layer({}, {})
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            what = f"'{setting}' does not have the form section.key=value"
+            raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
+        where = f"--set {key}"
+        layer.set(key, _YamlReader(where).parse(text), where)
+    for key, (flag, value) in flags.items():
+        layer.set(key, value, flag)
+    return layer
+
+
+def _merged(layers: Sequence[Layer]) -> Layer:
+    """Merge layers key by key; later layers win. Top-level keys without a value change nothing, except `time`.
+
+    A later key for the length of the run replaces earlier ones.
+    """
+    merged = Layer({}, {})
+    for layer in layers:
+        if _has_length(layer.tree):
+            for name in LENGTHS:
+                merged.tree.get("train", {}).pop(name, None)
+        merged.places.update(layer.places)
+        for name, value in layer.tree.items():
+            if value is None and name != "time":
+                continue
+            if name not in SECTIONS:
+                merged.tree[name] = value
+            elif isinstance(value, dict):
+                merged.tree[name] = {**merged.tree.get(name, {}), **value}
+            else:
+                what = f"{name} is {reprlib.repr(value)}"
+                raise ConfigError(what, where=layer.place(name), remedy="give keys with values, such as {seed: 1}")
+    return merged
+
+
+def _has_length(tree: Mapping[str, Any]) -> bool:
+    """Return whether a layer sets the length of the run or of a phase."""
+    phases = tree.get("phases")
+    for parent in [tree, *phases] if isinstance(phases, list) else [tree]:
+        section = parent.get("train") if isinstance(parent, dict) else None
+        if isinstance(section, dict) and any(section.get(name) is not None for name in LENGTHS):
+            return True
+    return False
+
+
+def _check_warmup(trainings: Sequence[TrainConfig], merged: Layer, *, by_clock: bool) -> None:
     """Raise ConfigError for `warmup_steps` with a time limit, or more of them than the steps of all phases together."""
     steps = [train.planned_steps for train in trainings]
     total = None if None in steps else sum(filter(None, steps))
-    mentions = [where for key, where in places.items() if key.endswith(".warmup_steps")]
-    where = mentions[-1] if mentions else "train.warmup_steps"
+    mentions = [key for key in merged.places if key.endswith(".warmup_steps")]
+    where = merged.places[mentions[-1]] if mentions else "train.warmup_steps"
     for train in trainings:
         if by_clock or train.time_budget is not None:
             train.check_warmup(None, where)
@@ -250,27 +252,18 @@ def _check_warmup(trainings: Sequence[TrainConfig], places: Places, *, by_clock:
 
 
 def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
-    """Raise ConfigError if the command line or a layer after the phases sets a key that every phase overrides."""
-    later: list[Layer] = []  # at least the command line
-    for layer in layers:
-        later = [] if layer.tree.get("phases") is not None else [*later, layer]
-    for layer in later or layers[-1:]:
+    """Raise ConfigError if a layer after the phases, such as the flags, sets a key that every phase overrides."""
+    num_replaced = max(number for number, layer in enumerate(layers) if layer.tree.get("phases") is not None)
+    for layer in layers[num_replaced + 1 :]:
         for section in ("data", "train"):
             keys_of_phases = [set(getattr(phase, section)) for phase in config.phases]
             for key in set.intersection(*keys_of_phases, layer.tree.get(section) or ()):
                 what = f"this has no effect, because every phase sets {section}.{key}"
                 remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
-                raise ConfigError(what, where=_place(layer.places, f"{section}.{key}"), remedy=remedy)
+                raise ConfigError(what, where=layer.place(f"{section}.{key}"), remedy=remedy)
 
 
-def _place(places: Places, key: str) -> str:
-    """Return where a key, or the section or list around it, is set."""
-    while key and key not in places:
-        key = key.rpartition(".")[0]
-    return places.get(key, "the configuration")
-
-
-def _explain(error: ValidationError, phase_key: str, places: Places) -> ConfigError:
+def _explain(error: ValidationError, phase_key: str, merged: Layer) -> ConfigError:
     """Convert the first validation error to a ConfigError. `phase_key` is the prefix of its phase, if any."""
     problem = error.errors()[0]
     location = list(map(str, problem["loc"]))
@@ -281,12 +274,12 @@ def _explain(error: ValidationError, phase_key: str, places: Places) -> ConfigEr
     elif location and location[0] in SECTIONS:
         depth = 2
     key = phase_key + ".".join(location[:depth])
-    where = _place(places, key)
+    where = merged.place(key)
     if problem["type"] == "extra_forbidden":
         return _unknown_key(key, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        mentioned = [places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
+        mentioned = [merged.places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
         sources = " and ".join(dict.fromkeys(filter(None, mentioned)))
         remedy = "change one of the two" if " and " in sources else "correct it"
         return ConfigError(f"{key}: {message}".removeprefix(": "), where=sources or where, remedy=remedy)

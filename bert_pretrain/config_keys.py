@@ -8,51 +8,25 @@ from difflib import get_close_matches
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
-from bert_pretrain.config import (
-    Config,
-    DataConfig,
-    Flag,
-    ModelConfig,
-    PhaseConfig,
-    TrainConfig,
-    VocabConfig,
-    duration_text,
-)
+from bert_pretrain.config import Config, duration_text
+from bert_pretrain.flags import FLAGS
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "vocab": VocabConfig,
-    "data": DataConfig,
-    "model": ModelConfig,
-    "train": TrainConfig,
-}
-_PARTS: dict[str, type[BaseModel]] = {**SECTIONS, "phases": PhaseConfig}
-
-
-def flag_keys() -> dict[str, str]:
-    """Return the key that each command-line option sets."""
-    keys = {}
-    for section, fields in SECTIONS.items():
-        for name, field in fields.model_fields.items():
-            for flag in field.metadata:
-                if isinstance(flag, Flag):
-                    keys[flag.name] = f"{section}.{name}"
-    return keys
+SECTIONS = ("vocab", "data", "model", "train")
+_CLASSES = {"phases": "PhaseConfig", **{name: f"{name.title()}Config" for name in SECTIONS}}
 
 
 @functools.cache
 def key_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of every section and key by dotted name, in the order of `Config`."""
     root = Config.model_json_schema()
-    keys = {}
+    keys: dict[str, dict[str, Any]] = {}
     for name, schema in root["properties"].items():
         keys[name] = schema
-        if section := _PARTS.get(name):
-            section_schema = root["$defs"][section.__name__]
-            schema.setdefault("description", section_schema["description"])
-            for key, key_schema in section_schema["properties"].items():
-                keys[f"{name}.{key}"] = key_schema
+        if name in _CLASSES:
+            section = root["$defs"][_CLASSES[name]]
+            schema.setdefault("description", section["description"])
+            keys.update({f"{name}.{key}": key_schema for key, key_schema in section["properties"].items()})
     for schema in keys.values():
         schema["description"] = " ".join(schema["description"].split())
     return keys
@@ -84,8 +58,7 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
     if schema.get("type") == "boolean":
         return ["true", "false"]
     if "examples" in schema:
-        examples = [each if isinstance(each, str) else inline_yaml(each) for each in schema["examples"]]
-        values = f"a value such as {', '.join(examples)}"
+        values = f"a value such as {', '.join(map(_example, schema['examples']))}"
     elif "anyOf" in schema:
         return [words for member in schema["anyOf"] for words in _alternatives(member)]
     else:
@@ -94,30 +67,33 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
     return [f"{values} {' and '.join(limits)}".rstrip()]
 
 
+def _example(value: object) -> str:
+    return value if isinstance(value, str) else inline_yaml(value)
+
+
 def suggest_key(written: str) -> str | None:
     """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
-    *sections, name = re.findall(r"\w+", written) or [""]
-    section = "".join(sections)
-    keys = [key for key in key_schemas() if not key.startswith("phases.")]
-    if section and section not in SECTIONS and (near := get_close_matches(f"{section}.{name}", keys, 1, 0.8)):
-        return near[0]
-    keys.sort(key=lambda key: key.startswith(f"{section}."))  # of equal names, the last key in this order is meant
-    names = {"extends": "extends"}
-    for flag, key in flag_keys().items():
-        names[flag.removeprefix("--").replace("-", "_")] = key
-    for key in keys:
-        names[key.rpartition(".")[2]] = key
-    words = set(name.split("_"))
-    longer = [other for other in names if words <= set(other.split("_"))]  # such as `max_steps` for `steps`
-    near = [name] if name in names else longer or get_close_matches(name, names, 1, 0.75)
-    return names[near[0]] if near else None
+    words = re.findall(r"\w+", written) or [""]
+    keys = [key for key in (*key_schemas(), "extends") if not key.startswith("phases.")]
+    similar = get_close_matches(".".join(words), keys, 1, 0.8)
+    if similar and words[0] not in SECTIONS:
+        return similar[0]
+    names = {flag.removeprefix("--").replace("-", "_"): FLAGS[flag].key for flag in FLAGS}
+    names |= {key.rpartition(".")[2]: key for key in keys}  # of equal names, the last key is meant
+    parts = set(words[-1].split("_"))
+    for name, key in names.items():
+        if parts <= set(name.split("_")):  # such as `max_steps` for `steps`
+            return key
+    near = similar or [names[name] for name in get_close_matches(words[-1], names, 1, 0.75)]
+    return near[0] if near else None
 
 
 def as_values(config: Config) -> dict[str, Any]:
     """Return a configuration as plain values for YAML, with units for durations."""
     tree = config.model_dump(mode="json")
     for parent, name in ((tree, "time"), (tree["train"], "time_budget")):
-        parent[name] = None if parent[name] is None else duration_text(parent[name])
+        if parent[name] is not None:
+            parent[name] = duration_text(parent[name])
     for phase in tree["phases"]:
         for section in ("data", "train"):
             phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
@@ -133,42 +109,42 @@ def _plain_number(value: object) -> object:
 class _Dumper(yaml.SafeDumper):
     """Writes Unicode line separators as escapes, because PyYAML reads them as blanks."""
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, '"' if re.search("[\x85\u2028\u2029]", text) else None
-    ),
-)
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _dump(value: object, **options: Any) -> str:
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options))
 
 
 def dump_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML from which `load_config` restores the same values."""
-    return yaml.dump(as_values(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return _dump(as_values(config))
 
 
 def inline_yaml(value: object) -> str:
     """Return a value as YAML on one line."""
-    return yaml.dump(
-        [value], Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
-    )[1:-2]
+    return _dump([value], default_flow_style=True, width=10**6)[1:-2]
 
 
 def as_commented_yaml(config: Config) -> str:
     """Return a YAML file for `--config` with every key, its value, and its description as a comment."""
     tree = as_values(config)
-    blocks = []
+    blocks: list[str] = []
     for key, schema in key_schemas().items():
         section, _, name = key.rpartition(".")
         if section == "phases":
             continue
-        if key in SECTIONS:
-            comment = schema["description"]
-            line = f"{name}:"
-        else:
-            comment = f"{schema['description']} Value: {values_of(schema)}."
-            value = (tree[section] if section else tree)[name]
-            line = f"{name}: {inline_yaml(value)}"
+        comment = schema["description"]
+        line = f"{name}:"
+        if key not in SECTIONS:
+            values = tree[section] if section else tree
+            comment += f" Value: {values_of(schema)}."
+            line += f" {inline_yaml(values[name])}"
         lines = textwrap.wrap(comment, 76, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
         blocks.append(textwrap.indent("\n".join([*lines, line]), "  " if section else ""))
     return "\n\n".join(blocks) + "\n"

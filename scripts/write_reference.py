@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_pretrain.config import Config, PhaseConfig
-from bert_pretrain.config_keys import SECTIONS, as_values, flag_keys, inline_yaml, key_schemas, values_of
+from bert_pretrain.config_keys import SECTIONS, as_values, inline_yaml, key_schemas, values_of
+from bert_pretrain.flags import FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 INTRODUCTION = """# Keys of the configuration
@@ -25,7 +26,7 @@ def keys_page() -> str:
     tree = as_values(Config())
     sections = {"": tree, **{name: tree[name] for name in SECTIONS}}
     sections["phases"] = PhaseConfig(name="first").model_dump(exclude={"name"})
-    flags = {key: f" Flag: `{flag}`." for flag, key in flag_keys().items()}
+    flags = {each.key: f" Flag: `{flag}`." for flag, each in FLAGS.items()}
     pages = []
     for section, defaults in sections.items():
         meaning = key_schemas()[section]["description"] if section in SECTIONS else ""

@@ -1,7 +1,4 @@
-"""What several commands share: options and their keys, models and configurations, help, and suggestions for flags.
-
-Help texts are here and not with the keys, because importing the configuration takes longer than `--help`.
-"""
+"""What several commands share: their options, models and configurations, and suggestions for wrong flags."""
 
 from pathlib import Path
 from time import monotonic
@@ -9,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from bert_pretrain.flags import FLAGS
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -24,6 +23,11 @@ def option(help: str, metavar: str | None = None, *flags: str, panel: str | None
 def switch(flag: str, help: str) -> Any:
     """Return a boolean option."""
     return option(help, None, flag)
+
+
+def key(flag: str) -> Any:
+    """Return the option that sets a key of the configuration; it is named after its parameter."""
+    return option(FLAGS[flag].help, FLAGS[flag].metavar)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -50,37 +54,30 @@ Settings = Annotated[list[str] | None, option("Set one key of the configuration.
 Overwrite = Annotated[bool, switch("--overwrite", "Move an existing output aside and start from the beginning.")]
 Workers = Annotated[int | None, option("Number of processes; default: at most one per core.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
-_STRICT = "Stop at text that cannot be decoded and at records without text."
-Strict = Annotated[bool | None, switch("--strict", _STRICT)]
-Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto detects it per file.", "NAME")]
-_LOWERCASE = "Lowercase the text; default: in English and Chinese. With --extend: casing of its vocabulary, if unknown."
-VocabLowercase = Annotated[bool | None, option(_LOWERCASE)]
 Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say so.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
 BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.", min=1)]
 MaxLength = Annotated[int | None, option("Tokens to read; default: what the model is trained for.", "N", min=3)]
-TextField = Annotated[str | None, option("Name of the text field in records; text by default.")]
 SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of stopping at them.")]
-Precision = Annotated[str, option("Precision of matrix products: fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, option("auto, cpu, cuda or cuda:N.", "DEVICE")]
+Strict = Annotated[bool | None, switch("--strict", FLAGS["--strict"].help)]
 # Strings, because the configuration parses values such as `1e5` and `24h`.
-Steps = Annotated[str | None, option("Length of the run in steps.", "N")]
-Time = Annotated[str | None, option("Length of the run, such as 24h or 1h30m.", "TIME")]
-LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-up.", "RATE")]
-BatchSize = Annotated[str | None, option("Examples per step.", "N")]
-TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda:N.", "DEVICE")]
+Encoding = Annotated[str | None, key("--encoding")]
+TextField = Annotated[str | None, key("--text-field")]
+Precision = Annotated[str, key("--precision")]
+Steps = Annotated[str | None, key("--steps")]
+LearningRate = Annotated[str | None, key("--learning-rate")]
+BatchSize = Annotated[str | None, key("--batch-size")]
+TrainingDevice = Annotated[str | None, key("--device")]
 
 
 def key_flags(**values: object) -> dict[str, tuple[str, object]]:
     """Map the options that are given, named by their parameters, to keys, as `load_config` expects them."""
-    from bert_pretrain.config_keys import flag_keys
-
-    keys = flag_keys()
-    flags = {}
+    flags: dict[str, tuple[str, object]] = {}
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
         if value is not None:
-            flags[keys[flag]] = (flag, value)
+            flags[FLAGS[flag].key] = (flag, value)
     return flags
 
 
@@ -125,17 +122,17 @@ class SuggestingCommand(TyperCommand):
         except Exception as error:
             if hasattr(error, "possibilities"):  # NoSuchOption, from click or from the copy inside typer
                 flags = [flag for parameter in self.params for flag in parameter.opts]
-                if by_key := _flag_of_key(error.option_name, flags):  # type: ignore[attr-defined]
-                    error.possibilities = [by_key]
+                meant = _flag_of_key(error.option_name, flags)  # type: ignore[attr-defined]
+                error.possibilities = [meant] if meant else error.possibilities
             raise
 
 
 def _flag_of_key(unknown: str, flags: list[str]) -> str | None:
     """Return the flag, or the `--set`, of the key that an unknown option probably means."""
-    from bert_pretrain.config_keys import flag_keys, suggest_key
+    from bert_pretrain.config_keys import suggest_key
 
     key = suggest_key(unknown.lstrip("-").replace("-", "_"))
-    for flag, flag_key in flag_keys().items():
-        if flag_key == key and flag in flags:
+    for flag in flags:
+        if flag in FLAGS and FLAGS[flag].key == key:
             return flag
     return f"--set {key}=VALUE" if key and "." in key and "--set" in flags else None

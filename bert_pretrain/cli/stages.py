@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.options import argument, bert_folder, key_flags, option, presets, switch
+from bert_pretrain.cli.options import argument, bert_folder, key, key_flags, option, presets, switch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import local_path
 
@@ -22,11 +22,11 @@ def vocab(
     output: cli.Output,
     config: cli.ConfigSource = None,
     settings: cli.Settings = None,
-    vocab_size: Annotated[int | None, option("Number of tokens, including special tokens.", "N")] = None,
+    vocab_size: Annotated[int | None, key("--vocab-size")] = None,
     extend: Annotated[Path | None, option("Extend the vocabulary of this model folder.", "FOLDER")] = None,
-    add_tokens: Annotated[int | None, option("With --extend: tokens to add; default: unused slots.", "N")] = None,
-    tokens: Annotated[str | None, option("WordPiece tokens, or words as tokens.", "wordpiece|words")] = None,
-    lowercase: cli.VocabLowercase = None,
+    add_tokens: Annotated[int | None, key("--add-tokens")] = None,
+    tokens: Annotated[str | None, key("--tokens")] = None,
+    lowercase: Annotated[bool | None, key("--lowercase")] = None,
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
     strict: cli.Strict = None,
@@ -75,8 +75,8 @@ def make_data(
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
     store: Annotated[str | None, option("Folder of the token store, which runs may share.", "FOLDER")] = None,
-    validation: Annotated[list[str] | None, option("Hold out this input instead of a fraction.", "INPUT")] = None,
-    weight: Annotated[list[str] | None, option("Use an input N times as often as others.", "INPUT=N")] = None,
+    validation: Annotated[list[str] | None, key("--validation")] = None,
+    weight: Annotated[list[str] | None, key("--weight")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "Only estimate rows, disk space and time from a sample.")] = False,
     strict: cli.Strict = None,
     encoding: cli.Encoding = None,
@@ -114,13 +114,13 @@ def train(
     config: cli.ConfigSource = None,
     settings: cli.Settings = None,
     steps: cli.Steps = None,
-    time: cli.Time = None,
+    time: Annotated[str | None, key("--time")] = None,
     learning_rate: cli.LearningRate = None,
     batch_size: cli.BatchSize = None,
     device: cli.TrainingDevice = None,
     init_from: Annotated[Path | None, option("Start from the weights of a model folder.", "FOLDER")] = None,
     carry_optimizer: Annotated[bool, switch("--carry-optimizer", "Also load optimizer state and step.")] = False,
-    teacher: Annotated[str | None, option("Take initial weights from a larger BERT.", "MODEL")] = None,
+    teacher: Annotated[str | None, key("--teacher")] = None,
     resume: Annotated[bool, option("Resume from the newest checkpoint; --no-resume: stop if there is one.")] = True,
     dry_run: Annotated[bool, switch("--dry-run", "Only print the settings and an estimate of the time.")] = False,
     overwrite: cli.Overwrite = False,
