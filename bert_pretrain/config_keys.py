@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from bert_pretrain.config import Config, duration_text
-from bert_pretrain.flags import FLAGS
 
 SECTIONS = ("vocab", "data", "model", "train")
 _CLASSES = {"phases": "PhaseConfig", **{name: f"{name.title()}Config" for name in SECTIONS}}
@@ -73,6 +72,8 @@ def _example(value: object) -> str:
 
 def suggest_key(written: str) -> str | None:
     """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
+    from bert_pretrain.flags import FLAGS  # most commands need no suggestion
+
     words = re.findall(r"\w+", written) or [""]
     keys = [key for key in (*key_schemas(), "extends") if not key.startswith("phases.")]
     similar = get_close_matches(".".join(words), keys, 1, 0.8)

@@ -1,7 +1,6 @@
 """The command `run`: all stages and phases of one configuration."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import LOCK
 from bert_pretrain.io.manifest import exclusive
-from bert_pretrain.pipeline import dry_run, with_one_schedule
+from bert_pretrain.pipeline import with_one_schedule
 from bert_pretrain.train.schedule import too_long
 from tests.conftest import call, run_stages
 
@@ -88,45 +87,6 @@ def test_input_arguments_replace_inputs_of_the_file(english_text, tmp_path, monk
     trained = load_config(tmp_path / "out" / "train" / "config.yaml").train
     assert (trained.max_steps, trained.max_epochs, trained.peak_lr) == (2, None, 3e-3)
     assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")
-
-
-def test_dry_run_prints_the_plan_of_training(
-    english_text: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = tmp_path_factory.mktemp("small")
-    settings = {"vocab": {"size": 30000}, "data": {"max_seq_length": 32, "dupe_factor": 1}}
-    train = {"global_batch_size": 8, "device": "cpu", "max_epochs": 1}
-    out, inputs = {}, [str(english_text)]
-    for hidden_size in (16, 512):
-        model = {**SMALL_MODEL, "hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
-        config = Config.model_validate({"inputs": inputs, **settings, "model": model, "train": train})
-        dry_run(config, workers=1)
-        out[hidden_size] = capsys.readouterr().out
-        for number in range(9):  # nine tiny files do not change the estimate
-            inputs.append(str(small / f"{number}.txt"))
-            Path(inputs[-1]).write_text("A tiny one. It ends.\n")
-    tokens, steps = (
-        int(re.search(pattern, out[16])[1].replace(",", ""))
-        for pattern in (r"text +about ([\d,]+) tokens", r"for ([\d,]+) steps")
-    )
-    assert tokens > 50_000
-    assert 0.8 * tokens / 32 / 8 < steps < 3 * tokens / 32 / 8
-    assert "hint: little text" not in out[16]
-    assert "a smaller model, such as --config tiny" in out[512]
-    with_tiny_ones = int(re.search(r"text +about ([\d,]+) tokens", out[512])[1].replace(",", ""))
-    assert with_tiny_ones == pytest.approx(tokens, rel=0.1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_dry_run_of_phases_has_the_warm_up_of_their_shared_schedule(
-    english_text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one_document_per_line = {"document_boundary": "line", "next_sentence": "none"}  # the vocabulary is not made again
-    phases = [{"name": "first"}, {"name": "last", "train": {"max_steps": 5}, "data": one_document_per_line}]
-    train = {"global_batch_size": 8, "device": "cpu", "max_steps": 20, "warmup_steps": 10}
-    body = {"vocab": {"size": 1500}, "data": {"max_seq_length": 32, "dupe_factor": 1}, "model": SMALL_MODEL}
-    dry_run(Config.model_validate({"inputs": [str(english_text)], **body, "train": train, "phases": phases}), workers=1)
-    assert re.findall(r"for (\d+) steps", capsys.readouterr().out) == ["20", "5"]
 
 
 def test_positions_of_a_later_phase_are_checked_before_the_first(english_text: Path, tmp_path: Path) -> None:

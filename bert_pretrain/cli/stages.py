@@ -3,6 +3,7 @@
 Each command turns its flags into a configuration and calls the stage.
 """
 
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,7 +169,7 @@ def run(
     encoding: cli.Encoding = None,
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
-    dry_run: Annotated[bool, switch("--dry-run", "Only print the plan, or size and time of each training.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "With auto: only print the plan.")] = False,
     machine: Annotated[str | None, option("With auto: plan for another machine, such as h100.", "NAME|FILE")] = None,
     overwrite: cli.Overwrite = False,
 ) -> None:
@@ -199,45 +200,47 @@ def run(
         flags["time"] = ("--time", time)
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings, flags, where="CONFIG")
-    _check_auto(loaded, machine, is_auto=is_auto)
-    if steps is not None and loaded.time is not None:
-        raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
-    asked: dict[str, Any] = {"settings": settings or (), "flags": flags, "machine": machine, "overwrite": overwrite}
-    stages: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
+    _check_run(loaded, is_auto=is_auto, steps=steps, machine=machine, dry_run=dry_run)
     if is_auto:
-        _run_auto(loaded, folder, asked, stages, dry_run=dry_run)
-    elif dry_run:
-        pipeline.dry_run(loaded, workers=workers)
-    else:
-        with pipeline.working_folder(loaded, folder, overwrite=overwrite):
-            pipeline.run_pipeline(loaded, folder, **stages, seconds_before=monotonic() - cli.STARTED)
+        from bert_pretrain.plan import auto  # imports torch
 
-
-def _run_auto(loaded: "Config", folder: Path, asked: dict[str, Any], stages: dict[str, Any], *, dry_run: bool) -> None:
-    """Plan a run, run its stages, and compare the result with the forecast; in a dry run, only print the plan.
-
-    `asked` are the options of the plan, `stages` those of the stages.
-    """
-    from bert_pretrain import pipeline
-    from bert_pretrain.plan import auto  # imports torch
-
+        plan = partial(
+            auto.planned_config,
+            loaded,
+            folder,
+            settings=settings or (),
+            flags=flags,
+            machine=machine,
+            overwrite=overwrite,
+        )
     if dry_run:
-        auto.planned_config(loaded, folder, **asked, dry_run=True)
+        plan(dry_run=True)
         return
-    with pipeline.working_folder(loaded, folder, overwrite=asked["overwrite"]):
-        planned = auto.planned_config(loaded, folder, **asked)
-        model = pipeline.run_pipeline(planned, folder, **stages, seconds_before=monotonic() - cli.STARTED)
-        if line := auto.compare(folder, model.parent):
-            print(line)
+    with pipeline.working_folder(loaded, folder, overwrite=overwrite):
+        model = pipeline.run_pipeline(
+            plan() if is_auto else loaded,
+            folder,
+            workers=workers,
+            scheduler=scheduler,
+            overwrite=overwrite,
+            seconds_before=monotonic() - cli.STARTED,
+        )
+        if is_auto and (comparison := auto.compare(folder, model.parent)):
+            print(comparison)
 
 
-def _check_auto(loaded: "Config", machine: str | None, *, is_auto: bool) -> None:
-    """Check that `--machine` is used only with auto, and that auto has inputs and a time."""
-    if machine is not None and not is_auto:
-        raise ConfigError("--machine works only with 'run auto'", where="--machine", remedy="leave it out")
+def _check_run(loaded: "Config", *, is_auto: bool, steps: str | None, machine: str | None, dry_run: bool) -> None:
+    """Raise ConfigError for options of `run` that do not fit together."""
     if is_auto and (not loaded.inputs or loaded.time is None):
         remedy = "write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine"
         raise ConfigError("auto needs input text and a time", where="run auto", remedy=remedy)
+    if machine is not None and not is_auto:
+        raise ConfigError("--machine works only with 'run auto'", where="--machine", remedy="leave it out")
+    if dry_run and not is_auto:
+        remedy = "use the --dry-run of make-data and of train, or 'run auto'"
+        raise ConfigError("--dry-run works only with 'run auto'", where="--dry-run", remedy=remedy)
+    if steps is not None and loaded.time is not None:
+        raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
 
 
 def config(

@@ -58,14 +58,13 @@ def train(
     resume: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
-    corpus_tokens: float | None = None,
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
     Under `torchrun`, each process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
     `config`. `init_from` is any BERT folder. With `carry_optimizer`, `init_from` must be a checkpoint of this package;
-    training continues from its step and optimizer state. `dry_run` only prints the settings and the time; if `data` is
-    a sample, `corpus_tokens` is the size of the corpus. Stop signals save a checkpoint and raise `Interrupted`.
+    training continues from its step and optimizer state. `dry_run` only prints the settings and the time. Stop signals
+    save a checkpoint and raise `Interrupted`.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
@@ -101,7 +100,7 @@ def train(
         if is_done:
             return output / "model"
         if dry_run:
-            _dry_run(run, latest, corpus_tokens)
+            _dry_run(run, latest)
         else:
             dist_context.run_on_main(lambda: remove_status(output))
             _train(run, latest)
@@ -185,9 +184,9 @@ def _describe_checkpoint(
     return record, card
 
 
-def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
+def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Print the plan of the run and how long it would take."""
-    state = _prepare(run, latest, corpus_tokens)
+    state = _prepare(run, latest)
     step_seconds = time_steps(run, state, _training_data(run, state))
     if run.length.steps is None:
         left = max((run.length.seconds or 0.0) - state.progress.wall_seconds, 0.0)
@@ -203,12 +202,12 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
         print(warning)
 
 
-def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> TrainState:
+def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
     """Print the settings of the run and return its initial or restored state."""
     begin = time.perf_counter()
     model = _make_model(run, latest)
     print(describe(run))
-    tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
+    tokens = run.data.manifest["corpus"]["tokens"]
     num_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
     if run.init_from is None and (hint := too_large(num_weights, tokens)):
         print(hint)
