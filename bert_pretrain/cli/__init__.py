@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from bert_pretrain.cli.options import SuggestingCommand, option
 from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
 from bert_pretrain.io import cores
+from bert_pretrain.io.cores import num_ranks
 
 app = typer.Typer(
     name="bert-pretrain",
@@ -49,6 +50,37 @@ def _options(version: Annotated[bool, _VERSION] = False) -> None:
 
 def main() -> None:
     """Run the command line and exit with its code. A bug in a single process is raised."""
+    _prepare_process()
+    code = 0
+    try:
+        try:
+            app(prog_name=app.info.name)  # shell completion needs this name under `python -m`
+        finally:
+            _restore_default_signals()
+    except KeyboardInterrupt:  # outside a command, which handles its own
+        code = 130
+    except Terminated as interruption:
+        code = 128 + interruption.args[0]
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        if num_ranks() == 1 and not _is_compiling():
+            raise  # a rank must continue to `shut_down`
+        traceback.print_exc()
+        code = 1
+    if not flush_output():
+        code = code or 1
+    distributed = sys.modules.get("bert_pretrain.train.distributed")
+    if distributed is not None:
+        distributed.shut_down(code)
+    if _is_compiling():
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _prepare_process() -> None:
+    """Set the warnings, streams, signals and libraries of a process that runs only this program."""
     warnings.filterwarnings("ignore", message="clamping frac")  # tqdm warns when a sum of fractions exceeds 1
     for stream in (sys.stdout, sys.stderr):  # the encoding may lack characters of messages and file names
         if isinstance(stream, io.TextIOWrapper):
@@ -67,37 +99,6 @@ def main() -> None:
     # A notebook sets its own backend for the commands of its cells. Pictures in files need none.
     os.environ.pop("MPLBACKEND", None)
     cores.owns_process = True  # allows our commands to configure the allocator and the compiler
-    code: Any = 0
-    try:
-        try:
-            app(prog_name=app.info.name)  # shell completion needs this name under `python -m`
-        finally:
-            _restore_default_signals()
-    except (Terminated, KeyboardInterrupt) as interruption:  # outside a command, which handles its own
-        code = 128 + interruption.args[0] if isinstance(interruption, Terminated) else 130
-    except SystemExit as error:
-        code = error.code
-    except BaseException:
-        if os.environ.get("WORLD_SIZE", "1") == "1" and not _is_compiling():
-            raise  # a rank must continue to `shut_down`
-        traceback.print_exc()
-        code = 1
-    if not flush_output():
-        code = code or 1
-    number = code if isinstance(code, int) else int(code is not None)
-    distributed = sys.modules.get("bert_pretrain.train.distributed")
-    if distributed is not None:
-        distributed.shut_down(number)
-    if _is_compiling():
-        sys.stderr.flush()
-        os._exit(number)
-    sys.exit(code)
-
-
-def _is_compiling() -> bool:
-    """Return whether a thread compiles in native code. The interpreter might crash if it ended now."""
-    pipeline = sys.modules.get("bert_pretrain.pipeline")
-    return pipeline is not None and pipeline.BackgroundCompiler.is_compiling()
 
 
 def _restore_default_signals() -> None:
@@ -105,3 +106,9 @@ def _restore_default_signals() -> None:
     for number in _HANDLERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _is_compiling() -> bool:
+    """Return whether a thread compiles in native code. The interpreter might crash if it ended now."""
+    pipeline = sys.modules.get("bert_pretrain.pipeline")
+    return pipeline is not None and pipeline.BackgroundCompiler.is_compiling()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from bert_pretrain.errors import Interrupted, UserError
-from bert_pretrain.io.cores import is_first_rank
+from bert_pretrain.io.cores import is_first_rank, num_ranks
 from bert_pretrain.io.files import DISK_FULL, errno_of, local_path
 
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")  # always start again
@@ -56,55 +56,52 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn the user errors and interruptions of a command into a message and an exit code."""
+    """Turn the user errors and interruptions of a command into a message and an exit code.
+
+    The first rank of `train` also writes them to `status.json`.
+    """
+    name = command.__name__
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         output = str(kwargs.get("output") or "this process")
-        is_kept = command.__name__ not in _WITHOUT_RESUME and not kwargs.get("dry_run")  # unfinished output
-        run = None
+        next_step = "the same command starts again"
+        is_kept = name not in _WITHOUT_RESUME and not kwargs.get("dry_run")
+        if is_kept:
+            next_step = "the same command, without --overwrite, continues where it stopped"
+        run: Path | None = None
         try:
-            if command.__name__ == "train" and is_kept:
-                run = local_path(output, "--output")
-                if is_first_rank():
-                    from bert_pretrain.train.signals import remove_status
+            if name == "train" and is_kept and is_first_rank():
+                from bert_pretrain.train.signals import remove_status
 
-                    remove_status(run)
+                run = local_path(output, "--output")
+                remove_status(run)
             command(*args, **kwargs)
+            _write_status(run, 0, "")
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with _blocked_signals():  # torchrun may terminate this rank while it reports, if another rank has ended
-                message, code = _message_and_code(_cause(error), _next_step(run, is_kept=is_kept), output)
+                message, code = _message_and_code(_cause(error), next_step, output)
                 _write_status(run, code, message or repr(error))
                 if message is None:
                     raise
                 flush_output()
-                with contextlib.suppress(OSError):  # at Ctrl-C, `tee` in `command 2>&1 | tee log` has ended
-                    print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
+                _print_error(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}")
                 raise typer.Exit(code) from error
-        _write_status(run, 0, "")
 
     return wrapped
 
 
 def _write_status(run: Path | None, code: int, message: str) -> None:
-    if run is not None and is_first_rank():
+    if run is not None:
         from bert_pretrain.train.signals import write_last_status
 
         with contextlib.suppress(OSError):  # such as a full disk, which the printed message reports
             write_last_status(run, code, message)
 
 
-def _next_step(run: Path | None, *, is_kept: bool) -> str:
-    """Describe what the same command would do if it were repeated."""
-    if run is not None:
-        from bert_pretrain.train.signals import newest_step
-
-        if step := newest_step(run):
-            return f"the same command, without --overwrite, continues from step {step}"
-        return "no checkpoint was saved yet; the same command starts from the beginning"
-    if not is_kept:
-        return "no output was written; the same command starts again"
-    return "the same command, without --overwrite, continues where it stopped"
+def _print_error(message: str) -> None:
+    with contextlib.suppress(OSError):  # at Ctrl-C, `tee` in `command 2>&1 | tee log` has ended
+        print(message, file=sys.stderr)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -126,7 +123,7 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
     if isinstance(error, Terminated):
         number = error.args[0]
         return f"terminated by {signal.Signals(number).name}; {next_step}", 128 + number
-    if os.environ.get("WORLD_SIZE", "1") != "1" and _RANK_LOST.search(f"{type(error).__name__} {error}"):
+    if num_ranks() > 1 and _RANK_LOST.search(f"{type(error).__name__} {error}"):
         reason = str(error).partition("\n")[0]
         return f"another rank has ended or cannot be reached ({reason}); {next_step}", 1
     number = _error_number(error)
@@ -140,11 +137,10 @@ def _message_and_code(error: BaseException, next_step: str, output: str) -> tupl
 
 def _error_number(error: BaseException) -> int | None:
     """Return the errno of an error that the system caused, or None for a bug."""
-    message = str(error)
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     for pattern, number in _MESSAGES.items():
-        if re.search(pattern, message):
+        if re.search(pattern, str(error)):
             return number
     return errno_of(error)
 
@@ -161,7 +157,6 @@ def flush_output() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # a reader that closes the pipe early, such as `head`, is no error
             what = f"cannot write to standard output: {error.strerror}"
-            with contextlib.suppress(OSError):  # both may be a terminal that was closed
-                print(f"error: {UserError(what, where='>', remedy='redirect it to another place')}", file=sys.stderr)
+            _print_error(f"error: {UserError(what, where='>', remedy='redirect it to another place')}")
         return False
     return True
