@@ -8,15 +8,14 @@ type of their field: `no` is false as a boolean and Norwegian as a language.
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
-from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
-from bert_pretrain.config_keys import SECTIONS, key_schemas, suggest_key, values_of
+from bert_pretrain.config import LENGTHS, Config, TrainConfig
+from bert_pretrain.config_keys import SECTIONS, key_schemas, values_of
 from bert_pretrain.errors import ConfigError
 
 MAX_VALUES = 100_000  # with aliases (`*`) expanded, because a few lines of aliases can mean billions of values
@@ -121,9 +120,8 @@ def _find_config(source: str | Path, where: str) -> Path:
     if path is not None and path.is_file():
         return path
     what = f"there is no preset or configuration file '{source}'"
-    near = get_close_matches(str(source), presets, n=1)
     remedy = f"use the path of a .yaml file, or a preset: {', '.join(presets)}"
-    raise ConfigError(what + _did_you_mean(near[0] if near else None), where=where, remedy=remedy)
+    raise ConfigError(what, where=where, remedy=remedy)
 
 
 def preset_paths() -> dict[str, Path]:
@@ -276,7 +274,9 @@ def _explain(error: ValidationError, phase_key: str, merged: Layer) -> ConfigErr
     key = phase_key + ".".join(location[:depth])
     where = merged.place(key)
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(key, where)
+        section = location[0] if len(location) > 1 else ""
+        names = [name for parent, _, name in (known.rpartition(".") for known in key_schemas()) if parent == section]
+        return ConfigError(f"unknown key '{key}'", where=where, remedy=f"the keys here are {', '.join(names)}")
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
         mentioned = [merged.places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
@@ -291,18 +291,3 @@ def _explain(error: ValidationError, phase_key: str, merged: Layer) -> ConfigErr
     value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
     remedy = f"give {values_of(schema)}" if schema else "remove it"
     return ConfigError(f"{key} is {value}", where=where, remedy=remedy)
-
-
-def _unknown_key(key: str, where: str) -> ConfigError:
-    """Return the error for an unknown key, with the key that was probably meant."""
-    phase = re.match(r"phases\.\d+\.|", key)[0]  # type: ignore[index]
-    meant = None if key == "extends" else suggest_key(key.removeprefix(phase))  # only a file can extend another
-    remedy = "run 'bert-pretrain config' to see all keys"
-    if phase and (meant is None or not meant.startswith(("data.", "train."))):
-        meant = None
-        remedy = f"a phase has the keys {', '.join(PhaseConfig.model_fields)}"
-    return ConfigError(f"unknown key '{key}'{_did_you_mean(meant and phase + meant)}", where=where, remedy=remedy)
-
-
-def _did_you_mean(word: str | None) -> str:
-    return f"; did you mean '{word}'?" if word else ""

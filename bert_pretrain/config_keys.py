@@ -1,10 +1,9 @@
-"""Descriptions and valid values of configuration keys, suggestions for misspelled keys, and output as YAML."""
+"""Descriptions and valid values of configuration keys, and output as YAML."""
 
 import functools
 import re
 import textwrap
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -68,25 +67,6 @@ def _alternatives(schema: Mapping[str, Any]) -> list[str]:
 
 def _example(value: object) -> str:
     return value if isinstance(value, str) else inline_yaml(value)
-
-
-def suggest_key(written: str) -> str | None:
-    """Return the key that was probably meant by `train.lr`, `train['steps']`, `max_steps` or a misspelled name."""
-    from bert_pretrain.flags import FLAGS  # most commands need no suggestion
-
-    words = re.findall(r"\w+", written) or [""]
-    keys = [key for key in (*key_schemas(), "extends") if not key.startswith("phases.")]
-    similar = get_close_matches(".".join(words), keys, 1, 0.8)
-    if similar and words[0] not in SECTIONS:
-        return similar[0]
-    names = {flag.removeprefix("--").replace("-", "_"): FLAGS[flag].key for flag in FLAGS}
-    names |= {key.rpartition(".")[2]: key for key in keys}  # of equal names, the last key is meant
-    parts = set(words[-1].split("_"))
-    for name, key in names.items():
-        if parts <= set(name.split("_")):  # such as `max_steps` for `steps`
-            return key
-    near = similar or [names[name] for name in get_close_matches(words[-1], names, 1, 0.75)]
-    return near[0] if near else None
 
 
 def as_values(config: Config) -> dict[str, Any]:

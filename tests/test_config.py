@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import load_config, preset_paths
-from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, key_schemas, suggest_key
+from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, key_schemas
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
@@ -82,7 +82,7 @@ phases:
 
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
-    ("train:\n  peak_lrr: 1\n", 2, "'train.peak_lr'"),
+    ("train:\n  peak_lrr: 1\n", 2, "peak_lr, warmup_ratio"),
     ("train:\n  peak_lr: fast\n", 2, "train.peak_lr is 'fast'"),
     ("train:\n  peak_lr: inf\n", 2, "a number greater than 0"),
     ("train:\n  peak_lr:\n", 2, "empty"),
@@ -108,7 +108,7 @@ MISTAKES = [
     ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", 2, "os.system"),
     (ALIAS_BOMB, 1, "100,000 values"),
     ('data: {language: "\\ud800"}', None, "surrogates"),
-    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", 3, "'phases.0.train.peak_lr'"),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", 3, "peak_lr, warmup_ratio"),
     ("phases:\n  - train: {seed: 1}\n", 2, "'phases.0.name' is missing"),
     ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", 2, "phases.0.model"),
     ("phases: [{name: a}, {name: a}]\n", 1, "share a name"),
@@ -199,30 +199,6 @@ def test_duration_is_written_with_units_and_round_trips(seconds: float, text: st
     written = yaml.safe_load(dump_yaml(config))
     assert (written["time"], written["train"]["time_budget"]) == (text, text)
     assert from_yaml(tmp_path, dump_yaml(config)) == config
-
-
-SUGGESTIONS = {
-    "train.lr": "train.peak_lr",
-    "lr": "train.peak_lr",
-    "train[steps]": "train.max_steps",
-    "train['max_steps']": "train.max_steps",
-    "train.hidden_size": "model.hidden_size",
-    "time_budget": "train.time_budget",
-    "seed": "train.seed",
-    "vocab.seeds": "vocab.seed",
-    "batch": "train.global_batch_size",
-    "dtaa.seed": "data.seed",
-    "trian": "train",
-    "model.layers": "model.num_hidden_layers",
-    "model.hidden_sise": "model.hidden_size",
-    "train.nonsense": None,
-    "": None,
-}
-
-
-@pytest.mark.parametrize("written", SUGGESTIONS)
-def test_suggested_key(written: str) -> None:
-    assert suggest_key(written) == SUGGESTIONS[written]
 
 
 @pytest.mark.parametrize("path", write_reference.FILES, ids=lambda path: path.name)
@@ -336,8 +312,8 @@ def test_length_in_later_layer_replaces_other_length_key(tmp_path: Path) -> None
     [
         ({"a": "train:\n  seed: 1\n", "b": "train:\n\n  seed: x\n"}, "b.yaml:3", "train.seed"),
         ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", "'train.sed'"),
-        ({"a": "\nextend: base\n"}, "a.yaml:2", "'extends'"),
-        ({"a": "\nextends: bse\n"}, "a.yaml:2", "'base'"),
+        ({"a": "\nextend: base\n"}, "a.yaml:2", "'extend'"),
+        ({"a": "\nextends: bse\n"}, "a.yaml:2", "base, "),
         ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", "sub/no.yaml"),
         ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", "extends itself"),
         (

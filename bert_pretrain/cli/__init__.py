@@ -16,7 +16,7 @@ import typer
 from bert_pretrain import __version__
 from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
-from bert_pretrain.cli.options import SuggestingCommand, option
+from bert_pretrain.cli.options import PanelCommand, option
 from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
 from bert_pretrain.io import cores
@@ -30,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (vocab, make_data, train, run, config, inspect, evaluate, fill_mask, embed, finetune, predict, report):
-    app.command(cls=SuggestingCommand)(reports_errors(_command))
+    app.command(cls=PanelCommand)(reports_errors(_command))
 
 
 def _print_version(requested: bool) -> None:

@@ -1,4 +1,4 @@
-"""What several commands share: their options, models and configurations, and suggestions for wrong flags."""
+"""What several commands share: their options, models and configurations, and the form of their help."""
 
 from pathlib import Path
 from time import monotonic
@@ -100,11 +100,11 @@ def bert_folder(model: Path, flag: str = "MODEL") -> Path:
     return folder
 
 
-class SuggestingCommand(TyperCommand):
-    """A command that suggests an existing option for an unknown one, such as `--learning-rate` for `--lr`."""
+class PanelCommand(TyperCommand):
+    """A command whose help has a section for each panel of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of arguments and options; each panel is a section."""
+        """Write the help of arguments and options."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
@@ -114,25 +114,3 @@ class SuggestingCommand(TyperCommand):
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the error for an unknown option suggests known ones."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if hasattr(error, "possibilities"):  # NoSuchOption, from click or from the copy inside typer
-                flags = [flag for parameter in self.params for flag in parameter.opts]
-                meant = _flag_of_key(error.option_name, flags)  # type: ignore[attr-defined]
-                error.possibilities = [meant] if meant else error.possibilities
-            raise
-
-
-def _flag_of_key(unknown: str, flags: list[str]) -> str | None:
-    """Return the flag, or the `--set`, of the key that an unknown option probably means."""
-    from bert_pretrain.config_keys import suggest_key
-
-    key = suggest_key(unknown.lstrip("-").replace("-", "_"))
-    for flag in flags:
-        if flag in FLAGS and FLAGS[flag].key == key:
-            return flag
-    return f"--set {key}=VALUE" if key and "." in key and "--set" in flags else None
