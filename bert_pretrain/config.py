@@ -1,7 +1,7 @@
 """The configuration: the type, default, limits and meaning of every key, in one section per stage.
 
-Integers may be written as `1e5`, durations as `2 hours`, sizes as `64M`, and the device `cuda` as `gpu`. Checks that
-need several layers of a configuration are in `config_file.py`; stages check what depends on data or machine.
+Durations may be written as `2 hours`, and sizes as `64M`. Checks that need several layers of a configuration are in
+`config_file.py`; stages check what depends on data or machine.
 """
 
 import codecs
@@ -30,13 +30,6 @@ ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNIT = "d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?"
 _NUMBER_AND_UNIT = rf"\s*(\d*\.?\d+(?:e-?\d+)?)\s*({_UNIT})\s*"
-
-
-def _parse_integer(value: object) -> object:
-    """Accept `1e5` as an integer."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", value) and float(value).is_integer():
-        return int(float(value))
-    return value
 
 
 def _parse_duration(value: object) -> object:
@@ -91,11 +84,6 @@ def names_of(field: "TextField") -> tuple[str, ...]:
     return (field,) if isinstance(field, str) else field
 
 
-def _parse_device(value: object) -> object:
-    """Accept upper case, and `gpu` as another name of `cuda`."""
-    return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
-
-
 def _check_utf8(names: tuple[str, ...]) -> tuple[str, ...]:
     """Raise ValueError for file names that are not UTF-8, because a YAML file cannot contain them."""
     for name in names:
@@ -120,10 +108,8 @@ def _number_or_string(*examples: str, **limits: float) -> WithJsonSchema:
 
 
 # Error messages describe the valid values by the limits or examples in the JSON schema of these types.
-_ParseInteger = BeforeValidator(_parse_integer)  # after the limits, or the JSON schema would lose them
-Int = Annotated[int, _ParseInteger]
-PositiveInt = Annotated[int, Field(gt=0), _ParseInteger]
-NonNegativeInt = Annotated[int, Field(ge=0), _ParseInteger]
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Float = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -133,7 +119,7 @@ Seconds = Annotated[float, Field(gt=0), BeforeValidator(_parse_duration), _DURAT
 _SIZES = _number_or_string("64M", minimum=MIN_RECORD_BYTES)
 RecordBytes = Annotated[ByteSize, AfterValidator(int), Field(ge=MIN_RECORD_BYTES), _SIZES]
 _DEVICES = Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", examples=["auto", "cpu", "cuda", "cuda:1"])
-Device = Annotated[str, _DEVICES, BeforeValidator(_parse_device)]
+Device = Annotated[str, _DEVICES]
 Encoding = Annotated[str, AfterValidator(check_encoding), Field(examples=list(ENCODINGS))]
 _Names = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
 TextField = Annotated[NonEmpty | _Names, BeforeValidator(_parse_fields), Field(examples=["text", "subject,body"])]
@@ -159,7 +145,7 @@ class VocabConfig(_Section):
     tokens: Literal["wordpiece", "words"] = "wordpiece"
     """Subwords, or words of tokenized text, which is only split at white space: `lowercase`, `strip_accents`,
     `handle_chinese_chars` and `limit_alphabet` then have no effect."""
-    size: Annotated[int, Field(ge=6), _ParseInteger] = 30522
+    size: Annotated[int, Field(ge=6)] = 30522
     """Maximum number of tokens in the vocabulary, including special and unused tokens."""
     lowercase: bool | None = None
     """Lowercase the text before tokenization; null: in English and Chinese, as in BERT; other languages keep case."""
@@ -175,14 +161,14 @@ class VocabConfig(_Section):
     """Number of unused slots between [PAD] and [UNK]; 99 gives the special token ids of BERT."""
     add_tokens: PositiveInt | None = None
     """With `vocab --extend`: number of tokens to add, first in unused slots, then at the end; null: fill the slots."""
-    seed: Int = 12345
+    seed: int = 12345
     """Random seed for choosing the held-out documents that measure the vocabulary."""
 
 
 class DataConfig(_Section):
     """Reading of raw text, and stage 2: training examples (Devlin et al., 2018, section 3.1 and appendix A.1)."""
 
-    max_seq_length: Annotated[int, Field(ge=8, le=65535), _ParseInteger] = 128
+    max_seq_length: Annotated[int, Field(ge=8, le=65535)] = 128
     """Maximum tokens per example, including [CLS] and [SEP]."""
     dupe_factor: PositiveInt = 5
     """Number of copies of the corpus, each with different pairs and masks."""
@@ -226,9 +212,9 @@ class DataConfig(_Section):
     """How often the text of an input is used, relative to other inputs; 1 for inputs without an entry."""
     drop_duplicates: bool = True
     """Keep one of several documents with equal text: from `validation`, else from the input with the most weight."""
-    examples_per_shard: Annotated[int, Field(ge=64), _ParseInteger] = 16384
+    examples_per_shard: Annotated[int, Field(ge=64)] = 16384
     """Examples in each Parquet file."""
-    seed: Int = 12345
+    seed: int = 12345
     """Random seed of pairs, masks, order and the validation split."""
 
     @property
@@ -262,7 +248,7 @@ class ModelConfig(_Section):
     """Dropout probability of the attention probabilities."""
     max_position_embeddings: PositiveInt = 512
     """Maximum sequence length of the model, in tokens."""
-    type_vocab_size: Annotated[int, Field(ge=2), _ParseInteger] = 2
+    type_vocab_size: Annotated[int, Field(ge=2)] = 2
     """Number of token types (segments A and B)."""
     initializer_range: Float = 0.02
     """Standard deviation of the initial weights."""
@@ -343,7 +329,7 @@ class TrainConfig(_Section):
     """Number of newest checkpoints to keep."""
     trackers: Annotated[tuple[Tracker, ...], Field(examples=[["tensorboard", "wandb"]])] = ()
     """Experiment trackers for the metrics, in addition to `metrics.jsonl`."""
-    seed: Int = 12345
+    seed: int = 12345
     """Random seed of initial weights, dropout and the order of examples."""
 
     @model_validator(mode="after")

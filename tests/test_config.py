@@ -29,7 +29,6 @@ def from_yaml(folder: Path, text: str, **options: object) -> Config:
 
 MEANINGS = [
     ("train.peak_lr", "1e-4", 1e-4),
-    ("train.max_steps", "1e5", 100_000),
     ("train.max_steps", "1_000", 1000),
     ("train.max_steps", "null", None),
     ("train.time_budget", "24h", 86400.0),
@@ -45,7 +44,6 @@ MEANINGS = [
     ("train.betas", "[0.9, 0.98]", (0.9, 0.98)),
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
-    ("train.device", "gpu", "cuda"),
     ("data.max_record_bytes", "1G", 10**9),
 ]
 

@@ -90,7 +90,7 @@ def finetune(
         test=_only("--test", test) if test else None,
         output=output_folder,
         settings=checked,
-        device="cuda" if device == "gpu" else device,
+        device=device,
         overwrite=overwrite,
         **_reader_options(file_format, columns, encoding),
     )
