@@ -1,4 +1,4 @@
-"""The folders that commands write: their locks, manifests and finished parts.
+"""The folders that commands write: their locks and manifests.
 
 A command claims its folder with an identity: the inputs and settings with which its output may be resumed or reused.
 While it runs, the identity is in `manifest.partial.json`. At the end, `manifest.json` replaces that file. The same
@@ -12,7 +12,6 @@ import functools
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
@@ -21,15 +20,7 @@ from typing import IO, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError, UserError
-from bert_pretrain.io.files import (
-    LOCK,
-    did_you_mean,
-    is_bookkeeping,
-    json_digest,
-    read_json,
-    remove_temporaries,
-    write_checked_json,
-)
+from bert_pretrain.io.files import LOCK, did_you_mean, is_bookkeeping, read_json, write_checked_json
 
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
@@ -93,7 +84,7 @@ class Output:
             if state is OutputState.NEW:
                 write_checked_json(self.folder / PARTIAL, self._claim)
             elif state is OutputState.COMPLETE:
-                self._remove_unfinished()  # left by a command that was killed at its end
+                (self.folder / PARTIAL).unlink(missing_ok=True)  # left by a command that was killed at its end
             yield state
 
     def state(self) -> OutputState:
@@ -129,14 +120,10 @@ class Output:
         (self.folder / MANIFEST).unlink()
 
     def publish(self, body: Mapping[str, Any]) -> None:
-        """Write `manifest.json`, the last file of a finished output, and remove what an unfinished one needs."""
+        """Write `manifest.json`, the last file of a finished output, and remove the partial manifest."""
         record = {**self._claim, "versions": library_versions(), **body, "identity": self.identity}
         write_checked_json(self.folder / MANIFEST, record)
-        self._remove_unfinished()
-
-    def _remove_unfinished(self) -> None:
         (self.folder / PARTIAL).unlink(missing_ok=True)
-        Parts.remove(self.folder)
 
     def _set_aside_once(self) -> None:
         """Move the content of the folder aside. After a restart, keep the output of the same command."""
@@ -151,44 +138,6 @@ class Output:
                 what = f"the input {path} is in the output folder, which would be moved aside"
                 raise OutputError(what, where="--overwrite", remedy="name another --output, or move the input")
         set_aside(self.folder)
-
-
-class Parts:
-    """The finished parts of an unfinished output: one signed record each, so that a repeated command keeps them.
-
-    The records are in a folder named after `fingerprint`, which is everything that the content of the parts depends on.
-    """
-
-    _NAME = ".parts"
-
-    def __init__(self, output: Path, fingerprint: str) -> None:
-        self._folder = output / self._NAME / json_digest(fingerprint)[:16]
-
-    def open(self) -> None:
-        """Create the folder, and remove the records of other fingerprints and the files of killed writers."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for other in self._folder.parent.iterdir():
-            if other != self._folder:
-                shutil.rmtree(other)
-        remove_temporaries(self._folder)
-
-    def is_open(self) -> bool:
-        """Return whether no other command has opened the output since. A task of a killed command may still run."""
-        return self._folder.exists()
-
-    def done(self, part: str) -> dict[str, Any] | None:
-        """Return the record of a finished part, or None if it is missing. Raise DataError if it is damaged."""
-        file = self._folder / f"{part}.json"
-        return read_json(file) if file.exists() else None
-
-    def add(self, part: str, record: Mapping[str, Any]) -> None:
-        """Write the record of a part that is finished."""
-        write_checked_json(self._folder / f"{part}.json", record)
-
-    @classmethod
-    def remove(cls, output: Path) -> None:
-        """Remove all records, of a finished output or of parts that no command will use."""
-        shutil.rmtree(output / cls._NAME, ignore_errors=True)
 
 
 def set_aside(folder: Path) -> None:
@@ -266,27 +215,16 @@ def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     raise DataError(what, where=flag, remedy=remedy)
 
 
-class _Absent:
-    """The value of a key that only one of two dictionaries has."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-_ABSENT = _Absent()
-
-
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     """List the differences between two JSON values, one line per leaf, such as `data.seed: 1 -> 2`."""
-    if old == new:
-        return []
     if isinstance(old, list) and isinstance(new, list):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if not isinstance(old, dict) or not isinstance(new, dict):
-        return [f"{path.removeprefix('.identity')[1:]}: {repr(old)[:100]} -> {repr(new)[:100]}"]
+        line = f"{path.removeprefix('.identity')[1:]}: {repr(old)[:100]} -> {repr(new)[:100]}"
+        return [line] if old != new else []
     lines: list[str] = []
     for key in {**old, **new}:
-        lines += _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}")
+        lines += _differences(old.get(key), new.get(key), f"{path}.{key}")
     return lines
 
 
