@@ -49,9 +49,11 @@ Rows = list[dict[str, Any]]
 Way = Callable[[Path, "Split"], list[str]]  # (model, split) to predicted labels
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "use.jsonl"
 GRID = tuple(
-    Settings(learning_rate=(3e-4, 1e-3, 2e-3), epochs=epochs, dropout=dropout)
-    for epochs, dropout in itertools.product((4, 8), (0.0, 0.1))
+    Settings(learning_rate=rate, epochs=epochs, dropout=dropout)
+    for rate, epochs, dropout in itertools.product((3e-4, 1e-3, 2e-3), (4, 8), (0.0, 0.1))
 )
+
+OWN_RATES = [Settings(learning_rate=rate) for rate in (3e-4, 1e-3)]
 
 
 class Split:
@@ -167,7 +169,9 @@ defaults: Way = partial(finetuned, settings=[Settings()])
 WAYS: Mapping[str, Way] = {
     "defaults": defaults,
     "untrained": with_random_weights(defaults),
-    "own rate": with_random_weights(partial(finetuned, settings=[Settings(learning_rate=(3e-4, 1e-3))])),
+    "own rate": with_random_weights(
+        partial(finetuned, settings=[Settings(learning_rate=rate) for rate in (3e-4, 1e-3)])
+    ),
     "words": words,
     "trainer": trainer,
     "grid": partial(finetuned, settings=GRID),

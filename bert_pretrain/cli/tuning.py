@@ -16,7 +16,6 @@ from bert_pretrain.io.files import local_path
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; default: from the extension.", "FORMAT", "--format")]
 _COLUMNS = "Column names for CSV or TSV without a header; more fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
-_RATES = "Learning rate; auto: computed from the weights; with several, the best one on the validation rows is kept."
 
 
 def _with_options_of_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +55,6 @@ def finetune(
     output: cli.Output,
     validation: Annotated[list[str] | None, option("To select the epoch; default: 10 % of --train.", "INPUT")] = None,
     test: Annotated[list[str] | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
-    learning_rate: Annotated[str, option(_RATES, "auto|RATE,...")] = "auto",
     settings: Any = None,
     tag_names: Annotated[str | None, option("Names of numeric tags, from 0 on.", "O,B-KIND,...", panel="tag")] = None,
     file_format: FileFormat = None,
@@ -75,7 +73,6 @@ def finetune(
     """
     checked = Settings(
         **settings,
-        learning_rate=() if learning_rate == "auto" else tuple(learning_rate.split(",")),  # type: ignore[arg-type]
         tag_names=tuple(map(str.strip, tag_names.split(","))) if tag_names else (),
     )
     checked.check(task)

@@ -47,7 +47,8 @@ KIND = "finetune"
 METRICS = "metrics.json"
 TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 TRIALS = ".trials"  # folder of unfinished work in the output
-_ALL_ROWS, _RESULT = "all", "result"  # its subfolders for training on all rows, and for the files of the output
+# Its subfolders: without the validation rows, with them, and the files of the output.
+_TRAIN_ROWS, _ALL_ROWS, _RESULT = "train", "all", "result"
 
 
 def finetune(
@@ -212,13 +213,8 @@ def _train(tuner: "FineTuner", out: Output) -> None:
     print(f"{tuner.device.type}, {tuner.precision.name} ({tuner.precision.reason}), {torch.get_num_threads()} threads")
     folder = files.local_path((out.folder / TRIALS).resolve(), "--output")  # safetensors does not open other paths
     refits = out.identity["refits"]
-    trials = task.settings.trials(len(tuner.windows["train"]))
-    reports = [tuner.train(trial, folder / str(number)) for number, trial in enumerate(trials)]
-    best = max(range(len(trials)), key=lambda number: reports[number]["score"])
-    for number, each in enumerate(reports if len(trials) > 1 else ()):
-        line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
-        print(f"{line} on the validation rows{' (kept)' if number == best else ''}")
-    trial, report = trials[best], reports[best]
+    trial = task.settings.with_epochs(len(tuner.windows["train"]))
+    report = tuner.train(trial, folder / _TRAIN_ROWS)
     refit_epochs = None
     if refits and tuner.is_overfitted(report):
         print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
@@ -227,8 +223,8 @@ def _train(tuner: "FineTuner", out: Output) -> None:
         tuner.train(trial, folder / _ALL_ROWS, on_all_rows=True)
         refit_epochs = trial.epochs
     with files.atomic_folder(folder / _RESULT) as result:
-        shutil.copytree(folder / (_ALL_ROWS if refit_epochs else str(best)) / MODEL, result, dirs_exist_ok=True)
-        predictions = {"validation": tuner.predict(folder / str(best) / MODEL, "validation")}
+        shutil.copytree(folder / (_ALL_ROWS if refit_epochs else _TRAIN_ROWS) / MODEL, result, dirs_exist_ok=True)
+        predictions = {"validation": tuner.predict(folder / _TRAIN_ROWS / MODEL, "validation")}
         if "test" in examples:
             predictions["test"] = tuner.predict(result, "test")
         scores = {
@@ -243,7 +239,6 @@ def _train(tuner: "FineTuner", out: Output) -> None:
             "main_metric": task.main_metric,
             **scores,
             **report,
-            "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
             "refit_epochs": refit_epochs,
             "baselines": baselines,
             "warning": _warning(tuner, split, scores[split][task.main_metric], baselines),

@@ -43,8 +43,8 @@ class Settings:
 
     __pydantic_config__ = {"allow_inf_nan": False}  # noqa: RUF012
 
-    learning_rate: tuple[PositiveFloat, ...] = ()
-    """One trial per rate; empty: computed from the weights."""
+    learning_rate: PositiveFloat | None = None
+    """Peak learning rate; default: computed from the weights."""
     epochs: PositiveInt | None = None
     """Number of epochs; default: enough for 1,000 steps, 3 to 10."""
     batch_size: PositiveInt = 32
@@ -110,13 +110,12 @@ class Settings:
         _check_limit("stride", stride, longest_stride, f"a third of the window has {longest_stride} tokens")
         return dataclasses.replace(settings, max_length=max_length, stride=stride)
 
-    def trials(self, num_windows: int) -> list["Settings"]:
-        """Return a copy of the settings for each learning rate, with `epochs` set from the number of windows."""
+    def with_epochs(self, num_windows: int) -> "Settings":
+        """Return the settings with `epochs` set, by default from the number of training windows."""
         steps_per_epoch = math.ceil(num_windows / self.batch_size)
         # Small datasets need more epochs: aim for 1,000 steps, within 3 to 10 epochs.
         epochs = self.epochs or min(10, max(3, math.ceil(1000 / steps_per_epoch)))
-        rates: list[tuple[float, ...]] = [(rate,) for rate in self.learning_rate] or [()]
-        return [dataclasses.replace(self, learning_rate=rate, epochs=epochs) for rate in rates]
+        return dataclasses.replace(self, epochs=epochs)
 
 
 def _check_limit(name: str, value: int, limit: int, reason: str) -> None:

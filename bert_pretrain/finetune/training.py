@@ -106,7 +106,7 @@ class FineTuner:
         if report.keys() >= {"learning_rate", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
             return report
         network = open_network(self.model, self.task, settings, untrained=untrained)
-        (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
+        rate = settings.learning_rate or fine_tuning_rate(network.base_model.encoder, network.config.hidden_size)
         # Earlier versions trained regressions on labels that were not standardized.
         checkpoints = folder / ("standardized" if settings.regression else "checkpoints")
         trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)

@@ -33,7 +33,7 @@ def test_lists_of_labels_are_learned_and_opened_by_transformers(toy_model: Path,
     finetune(
         "classify", toy_model, train=write_rows(tmp_path / "a.jsonl", emotions(300, 1)),
         test=write_rows(tmp_path / "b.jsonl", test), output=tmp_path / "out", device="cpu",
-        settings=Settings(learning_rate=(3e-3,), dropout=0.0, batch_size=16, epochs=6),
+        settings=Settings(learning_rate=3e-3, dropout=0.0, batch_size=16, epochs=6),
     )  # fmt: skip
     out = capsys.readouterr().out
     assert "words alone" in out

@@ -37,11 +37,9 @@ def test_the_automatic_rate_follows_width_and_scale() -> None:
     assert rate(768, 0.04) == 5e-5  # the paper's, for BERT-Base
 
 
-def test_epochs_follow_the_number_of_rows_and_each_rate_is_a_trial() -> None:
-    assert [trial.epochs for trial in Settings().trials(320_000)] == [3]
-    assert [trial.epochs for trial in Settings().trials(320)] == [10]
-    rates = Settings(learning_rate=(1e-4, 3e-4), epochs=2).trials(320)
-    assert [(trial.learning_rate, trial.epochs) for trial in rates] == [((1e-4,), 2), ((3e-4,), 2)]
+def test_epochs_follow_the_number_of_rows() -> None:
+    for settings, windows, epochs in ((Settings(), 320_000, 3), (Settings(), 320, 10), (Settings(epochs=2), 320, 2)):
+        assert settings.with_epochs(windows).epochs == epochs
 
 
 def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, monkeypatch) -> None:
@@ -54,7 +52,7 @@ def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, mo
 
     monkeypatch.setattr(training, "MicroBatchTrainer", Spy)
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
-    call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
+    call["settings"] = Settings(learning_rate=1e-6, batch_size=16, epochs=2)
     reports = []
     validation = write_rows(tmp_path / "v.jsonl", reviews(10, 2))
     for name, more in (("held_out", {}), ("separate", {"validation": validation})):
@@ -63,7 +61,7 @@ def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, mo
     assert seen == [(36, 2), (40, 2), (40, 2)]
     assert [report["refit_epochs"] for report in reports] == [2, None]
     for report in reports:  # by a model that has not seen the validation rows
-        assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
+        assert report["validation"]["accuracy"] == pytest.approx(report["score"])
 
 
 def test_the_final_weights_are_the_mean_over_the_second_half() -> None:
@@ -129,15 +127,11 @@ def test_a_trial_is_overfitted_if_its_last_epoch_is_clearly_worse(last: float, i
     assert training.FineTuner.is_overfitted(tuner, report) is is_overfitted
 
 
-def test_the_best_of_several_rates_is_kept_and_baselines_are_scored(toy_model, tmp_path, capsys) -> None:
+def test_baselines_are_scored(toy_model, tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", reviews(100, 1))
-    settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=2, baselines=True)
+    settings = Settings(learning_rate=3e-3, batch_size=16, epochs=2, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
     printed, report = capsys.readouterr().out, read_json(tmp_path / "o" / METRICS)
-    assert "learning rate 0.003: accuracy" in printed
-    scores = [trial["score"] for trial in report["trials"]]
-    assert scores[1] > scores[0]
-    assert report["validation"]["accuracy"] == pytest.approx(scores[1])
     assert report["baselines"]["words alone"] == 1.0
     assert 0.0 < report["baselines"]["the same network untrained"] <= 1.0
     assert "words alone: 100.0 %" in printed
@@ -162,7 +156,7 @@ def test_a_model_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, c
     for row in rows["test"]:
         row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]
     call: dict[str, Any] = {name: write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
-    settings = Settings(learning_rate=(3e-3,), dropout=0.1, batch_size=16, epochs=2)
+    settings = Settings(learning_rate=3e-3, dropout=0.1, batch_size=16, epochs=2)
     finetune("classify", toy_model, **call, output=tmp_path / "o", device="cpu", settings=settings)
     warning = read_json(tmp_path / "o" / METRICS)["warning"]
     assert capsys.readouterr().out.splitlines()[-1] == f"WARNING: {warning}"
@@ -189,7 +183,7 @@ def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -
 
 
 def test_a_trial_without_its_report_is_trained_again(toy_model: Path, tmp_path: Path, capsys) -> None:
-    settings = Settings(epochs=1, no_baseline=True, learning_rate=(1e-3,)).resolve("classify", 32)
+    settings = Settings(epochs=1, no_baseline=True, learning_rate=1e-3).resolve("classify", 32)
     call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "device": "cpu"}
     output = finetune("classify", toy_model, **call, output=tmp_path / "o", settings=settings)
     assert json.loads((output / "metrics.json").read_text())["baselines"] == {}

@@ -30,7 +30,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from tests.conftest import wait_until
 from tests.finetune.conftest import peer_of, questions, reviews, tagged_sentences, write_rows
 
-FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
+FAST = {"learning_rate": 3e-3, "dropout": 0.1, "batch_size": 16}
 
 
 def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -210,11 +210,11 @@ def test_a_missing_package_is_an_error_with_the_install_command(toy_model, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "all"])  # the second trial, or training on all rows
+@pytest.mark.parametrize("stage", ["train", "all"])  # without the validation rows, or with them
 def test_a_killed_run_resumes_to_the_same_weights(toy_model: Path, tmp_path: Path, stage: str) -> None:
     train = write_rows(tmp_path / "train.jsonl", reviews(500, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
-    command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
+    command += ["--learning-rate", "1e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "uninterrupted")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     checkpoints = (tmp_path / "killed" / ".trials" / stage / "checkpoints").resolve()
