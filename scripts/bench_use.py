@@ -108,7 +108,7 @@ def with_random_weights(way: Way) -> Way:
 
 def words(_: Path, split: Split) -> list[str]:
     classes = sorted({str(row["label"]) for row in split.train})
-    train, labels = [(row["text"],) for row in split.train], [str(row["label"]) for row in split.train]
+    train, labels = [(row["text"],) for row in split.train], [[str(row["label"])] for row in split.train]
     scores = fit_and_predict_tfidf(train, labels, [(row["text"],) for row in split.scored], classes)
     return [classes[index] for index in scores.argmax(axis=1)]
 

@@ -219,7 +219,7 @@ MISTAKES = {  # a call, and the place that its message names
     "rows given twice": ("finetune classify bert --train rows.jsonl --train a.csv --output o", "--train a.csv"),
     "no such format of rows": ("finetune classify bert --train rows.jsonl --output o --format xml", "--format"),
     "columns of records": ("finetune classify bert --train rows.jsonl --output o --columns text", "--train rows.jsonl"),
-    "columns of words": ("finetune tag bert --train a.tsv --output o --columns tokens,tags", "--columns"),
+    "columns of words": ("finetune tag bert --train a.tsv --output o --columns tokens,tags", "a.tsv"),
     "no label column": ("finetune classify bert --train rows.jsonl --output o --label-field l", "rows.jsonl: line 1"),
     "rate below zero": ("finetune classify bert --train rows.jsonl --output o --learning-rate -1", "--learning-rate"),
     "flag of another task": ("finetune classify bert --train rows.jsonl --output o --stride 4", "--stride"),

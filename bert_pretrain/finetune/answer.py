@@ -10,18 +10,22 @@ import re
 import string
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, check_columns, read_rows, read_text
-from bert_pretrain.finetune.task import Task, Window, encode_texts
+from bert_pretrain.finetune.rows import Example, LabelledInput, read_rows
+from bert_pretrain.finetune.task import Task, Window
 from bert_pretrain.text.readers import parse_json, repair_surrogates
 
 N_BEST = 20
 NOT_FOUND = -1
+_MAX_QUESTION_TOKENS = 64
 _IDEOGRAPH = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+_SQUAD_NAMES = {"context_text": "context", "query_text": "question", "query_id": "id"}  # of the keys of CMRC 2018
 
 TrueAnswer = tuple[str, int]  # text, and its first character in the context or NOT_FOUND
 Span = tuple[int, int, float]  # [begin, end) in characters of the context, and the sum of its two logits
@@ -47,8 +51,7 @@ class Answer(Task):
 
     def rows(self, source: LabelledInput) -> list[Example]:
         """Read questions from SQuAD's JSON, CMRC 2018's JSON, or flat rows."""
-        check_columns(source)
-        text = read_text(source) if source.kind == "json" else ""
+        text = source.read_text() if source.kind == "json" else ""
         if '"qas"' not in text:
             return read_rows(source)
         rows: list[Example] = []
@@ -69,11 +72,13 @@ class Answer(Task):
         return {**super().model_config(), "num_labels": 2}  # start and end
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
-        inputs = {name: row.get(name) for name in ("question", "context")}
-        for name, value in inputs.items():
+        inputs = {} if row.values.get("id") is None else {"id": str(row.values["id"])}
+        for name in ("question", "context"):
+            value = row.get(name)
             if not isinstance(value, str) or not value.strip():
-                raise UnusableRow(f"the {name} is empty", where=row.where, remedy="add the text, or remove the row")
-        return ({} if row.values.get("id") is None else {"id": str(row.values["id"])}) | inputs
+                raise row.unusable(f"the {name} is empty")
+            inputs[name] = value
+        return inputs
 
     def label_of(self, row: Example, source: LabelledInput) -> list[TrueAnswer] | None:
         """Return the answers of a row with their positions: [] if there is no answer, None if it is unknown."""
@@ -81,39 +86,28 @@ class Answer(Task):
         answers = [] if is_impossible else row.get("answers")
         if answers is None:
             return None
-        if isinstance(answers, str) or (isinstance(answers, dict) and isinstance(answers.get("text"), str)):
-            answers = [answers]  # a single answer without a list
         try:
-            if isinstance(answers, dict):
-                texts = answers["text"]
-                pairs = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
-            else:
-                dicts = [{"text": each} if isinstance(each, str) else each for each in answers]
-                pairs = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in dicts]
-            nonempty = [(text, _start_of(start)) for text, start in pairs if text.strip()]
+            given = _answers_of(answers)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             remedy = 'write {"text": ["…"], "answer_start": [0]}, with empty lists if there is no answer'
-            raise InputError("'answers' is not in SQuAD's format", where=row.where, remedy=remedy) from error
-        located = [_locate(answer, row.inputs["context"]) for answer in nonempty]
-        if located and source.flag == "--train" and all(start == NOT_FOUND for _, start in located):
-            raise UnusableRow("the answer is not in the context", where=row.where, remedy="fix the row, or remove it")
-        moves = zip(nonempty, located, strict=True)
-        if any(NOT_FOUND not in (old, new) and old != new for (_, old), (_, new) in moves):
+            raise row.unusable("'answers' is not in SQuAD's format", remedy) from error
+        located = [_locate(answer, row.inputs["context"]) for answer in given]
+        starts = [start for _, start in located]
+        if located and source.flag == "--train" and set(starts) == {NOT_FOUND}:
+            raise row.unusable("the answer is not in the context")
+        if any(NOT_FOUND not in (old, new) and old != new for (_, old), new in zip(given, starts, strict=True)):
             source.note("questions with a wrong answer_start, which was corrected", row.where)
-        if any(start == NOT_FOUND for _, start in located):
+        if NOT_FOUND in starts:
             source.note("questions with an answer that is not in the context", row.where)
-        if len(nonempty) < len(pairs):
-            source.note("questions with an empty answer, which was ignored", row.where)
         return located
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         num_unanswered = sum(not question.label for question in train)
         if num_unanswered == len(train):
-            where, remedy = f"{train[0].where} and all other rows", "provide questions with an answer"
-            raise InputError("no question has an answer", where=where, remedy=remedy)
+            raise self.nothing_to_learn(train)
         if self.settings.max_answer_length is None:
             texts = [text for question in train for text, _ in question.label[:1]]
-            lengths = [len(encoding) for encoding in encode_texts(self.tokenizer, texts, add_special_tokens=False)]
+            lengths = [len(encoding) for encoding in self.encode_texts(texts, add_special_tokens=False)]
             longest = max(1, math.ceil(np.percentile(lengths, 99)))
             self.settings = dataclasses.replace(self.settings, max_answer_length=longest)
             print(f"maximum answer length: {longest} tokens, the 99th percentile in training (--max-answer-length)")
@@ -123,42 +117,36 @@ class Answer(Task):
         elif any(question.label == [] for question in others):
             print("all training questions have an answer, so an answer is predicted even for questions without one")
 
-    def encode(self, examples: list[Example], split: str) -> list[Window]:
-        questions = self._truncated([example.inputs["question"] for example in examples])
-        pairs = list(zip(questions, (example.inputs["context"] for example in examples), strict=True))
-        truncation = {"max_length": self.settings.max_length, "stride": self.settings.stride, "strategy": "only_second"}
-        has_labels = all(example.label is not None for example in examples)
-        windows: list[Window] = []
-        encodings = encode_texts(self.tokenizer, pairs, truncation)
-        for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True)):
-            example.exceeds_window = bool(encoding.overflowing)
-            for part in (encoding, *encoding.overflowing):
-                # The context characters [begin, end) of each position, None outside the context.
-                tokens = zip(part.sequence_ids, part.offsets, strict=True)
-                positions = [offsets if sequence == 1 else None for sequence, offsets in tokens]
-                labels = {}
-                if has_labels:
-                    labels = dict(zip(self.label_names, _answer_positions(positions, example.label), strict=True))
-                # Only prediction needs the positions. They take much memory for millions of training windows.
-                windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
-        return windows
-
-    def _truncated(self, questions: list[str]) -> list[str]:
-        """Truncate questions to 64 tokens and at most a third of a window, so that enough context fits."""
+    def encodings(self, examples: list[Example]) -> Iterator[Encoding]:
         assert self.settings.max_length is not None
-        limit = min(64, self.settings.max_length // 3)
-        encodings = encode_texts(self.tokenizer, questions, add_special_tokens=False)
-        return [
-            text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text
-            for text, encoding in zip(questions, encodings, strict=True)
-        ]
+        # Short questions leave room for the context.
+        limit = min(_MAX_QUESTION_TOKENS, self.settings.max_length // 3)
+        questions = [example.inputs["question"] for example in examples]
+        pairs = []
+        for example, encoding in zip(examples, self.encode_texts(questions, add_special_tokens=False), strict=True):
+            end = max((stop for _, stop in encoding.offsets[:limit]), default=0)
+            pairs.append((example.inputs["question"][:end], example.inputs["context"]))
+        return self.encode_texts(
+            pairs,
+            strategy="only_second",
+            max_length=self.settings.max_length,
+            stride=self.settings.stride,
+        )
+
+    def positions_of(self, encoding: Encoding, *, is_first: bool) -> list[tuple[int, int] | None]:
+        """Return the context characters [begin, end) of each position, None outside the context."""
+        tokens = zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        return [characters if sequence == 1 else None for sequence, characters in tokens]
+
+    def targets_of(self, label: list[TrueAnswer], positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+        return dict(zip(self.label_names, _answer_positions(positions, label), strict=True))
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Prediction]:
-        spans: list[set[Span]] = [set() for _ in examples]
+        spans: list[list[Span]] = [[] for _ in examples]
         null_scores = [math.inf] * len(examples)
         max_tokens = self.settings.max_answer_length or 30  # the default of BERT's SQuAD code
         for window, starts, ends in zip(windows, *logits, strict=True):
-            spans[window.example].update(best_spans(window.positions, starts, ends, max_tokens))
+            spans[window.example] += best_spans(window.positions, starts, ends, max_tokens)
             # Windows without the answer score high on [CLS], so take the minimum over all windows.
             null_scores[window.example] = min(null_scores[window.example], float(starts[0] + ends[0]))
         predictions = []
@@ -205,10 +193,9 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
 
     `positions` has the context characters [begin, end) of each position, None outside the context.
     """
-    likely_starts, likely_ends = (
-        [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]
-        for scores in (starts, ends)
-    )
+    context = np.array([position is not None for position in positions]).nonzero()[0]
+    likely_starts = context[np.argsort(-starts[context], kind="stable")[:N_BEST]]
+    likely_ends = context[np.argsort(-ends[context], kind="stable")[:N_BEST]]
     candidates = [
         (positions[first][0], positions[last][1], float(starts[first] + ends[last]))
         for first in likely_starts
@@ -218,24 +205,34 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
     return sorted(candidates, key=lambda span: -span[2])[:N_BEST]
 
 
-def _answer_positions(positions: list[tuple[int, int] | None], answers: list[TrueAnswer]) -> tuple[int, int]:
+def _answer_positions(positions: Sequence[Any], answers: list[TrueAnswer]) -> tuple[int, int]:
     """Return the first and last position of the first located answer, (0, 0) if the window lacks or cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
-    end = begin + len(text.rstrip())
-    begin += len(text) - len(text.lstrip())
-    context = [(at, *characters) for at, characters in enumerate(positions) if characters is not None]
-    covered = [token for token in context if token[1] < end and token[2] > begin]
+    context = [position for position, characters in enumerate(positions) if characters is not None]
+    covered = [each for each in context if positions[each][0] < begin + len(text) and positions[each][1] > begin]
     if not covered:  # also without a located answer, which would begin and end before the first character
         return 0, 0
-    is_cut_before = covered[0][1] > begin and covered[0] == context[0]
-    is_cut_after = covered[-1][2] < end and covered[-1] == context[-1]
-    return (0, 0) if is_cut_before or is_cut_after else (covered[0][0], covered[-1][0])
+    first, last = covered[0], covered[-1]
+    is_cut_before = first == context[0] and positions[first][0] > begin
+    is_cut_after = last == context[-1] and positions[last][1] < begin + len(text)
+    return (0, 0) if is_cut_before or is_cut_after else (first, last)
 
 
 def _squad_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Rename the keys of CMRC 2018 to those of SQuAD."""
-    names = {"context_text": "context", "query_text": "question", "query_id": "id"}
-    return {names.get(name, name): value for name, value in values.items()}
+    return {_SQUAD_NAMES.get(name, name): value for name, value in values.items()}
+
+
+def _answers_of(answers: Any) -> list[TrueAnswer]:
+    """Return the texts that are not empty and their starts, from SQuAD's lists, a list of answers or one answer."""
+    if isinstance(answers, dict) and isinstance(answers["text"], list):
+        texts = answers["text"]
+        starts = answers.get("answer_start", [NOT_FOUND] * len(texts))
+    else:
+        several = answers if isinstance(answers, list) else [answers]
+        dicts = [{"text": each} if isinstance(each, str) else each for each in several]
+        texts = [each["text"] for each in dicts]
+        starts = [each.get("answer_start") for each in dicts]
+    return [(text, _start_of(start)) for text, start in zip(texts, starts, strict=True) if text.strip()]
 
 
 def _start_of(value: Any) -> int:
@@ -245,12 +242,10 @@ def _start_of(value: Any) -> int:
 
 
 def _locate(answer: TrueAnswer, context: str) -> TrueAnswer:
-    """Return the answer with the start of its occurrence in the context that is nearest to its start, or NOT_FOUND."""
-    text, start = answer
-    if start >= 0 and context.startswith(text, start):
-        return answer
-    starts = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
-    return (text.strip(), min(starts, key=lambda each: abs(each - start))) if starts else (text, NOT_FOUND)
+    """Return an answer without blanks at its ends, with the start of its occurrence that is nearest to its start."""
+    text, start = answer[0].strip(), answer[1]
+    starts = [match.start() for match in re.finditer(re.escape(text), context)]
+    return text, min(starts, key=lambda each: abs(each - start), default=NOT_FOUND)
 
 
 def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, float]:
@@ -259,17 +254,19 @@ def squad_scores(truth: list[list[str]], predictions: list[str]) -> dict[str, fl
     "" and [] mean no answer. Each Chinese, Japanese or Korean ideograph counts as a word. If some questions have no
     answer, the scores of questions with and without an answer are returned too.
     """
-    exact, overlap = [], []
+    f1, exact = [], []
     for answers, prediction in zip(truth, predictions, strict=True):
         candidates = [answer for answer in answers if normalized_words(answer)] or [""]
-        exact.append(max(float(normalized_words(answer) == normalized_words(prediction)) for answer in candidates))
-        overlap.append(max(word_f1(answer, prediction) for answer in candidates))
-    scores = {"f1": _mean(overlap), "exact_match": _mean(exact)}
+        f1.append(max(word_f1(answer, prediction) for answer in candidates))
+        exact.append(normalized_words(prediction) in map(normalized_words, candidates))
+    groups = {"": np.full(len(truth), True)}
     if not all(truth):
-        for name, has_answer in (("has_answer", True), ("no_answer", False)):
-            chosen = [number for number, answers in enumerate(truth) if bool(answers) is has_answer]
-            scores[f"{name}_f1"] = _mean([overlap[number] for number in chosen])
-            scores[f"{name}_exact_match"] = _mean([exact[number] for number in chosen])
+        groups["has_answer_"] = np.array(list(map(bool, truth)))
+        groups["no_answer_"] = ~groups["has_answer_"]
+    scores = {}
+    for prefix, rows in groups.items():
+        for name, values in (("f1", f1), ("exact_match", exact)):
+            scores[prefix + name] = float(np.mean(np.array(values)[rows])) if rows.any() else 0.0
     return scores
 
 
@@ -292,7 +289,3 @@ def normalized_words(text: str) -> list[str]:
     text = "".join(character for character in text.lower() if character not in removed)
     text = re.sub(r"\b(a|an|the)\b", " ", text)
     return re.sub(_IDEOGRAPH, r" \g<0> ", text).split()
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

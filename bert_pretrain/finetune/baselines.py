@@ -16,39 +16,28 @@ def fit_and_predict_tfidf(
     """Fit a linear model on TF-IDF features of the training rows, and return its predictions for `rows`.
 
     Each row has one or two texts. The features are words or, for text without spaces between words (such as Chinese or
-    Thai), characters and character bigrams. With `classes`, fits a logistic regression (one per class if labels are
-    lists) and returns probabilities, (rows, classes); a class without training rows has probability 0. If `classes` is
-    empty, fits a ridge regression and returns numbers, (rows,).
+    Thai), characters and character bigrams. With `classes`, each label is a list of them: fits a logistic regression
+    per class and returns probabilities, (rows, classes); a class without training rows has probability 0. If `classes`
+    is empty, fits a ridge regression and returns numbers, (rows,).
     """
-    from scipy import sparse
-    from sklearn.dummy import DummyClassifier
+    from sklearn.compose import ColumnTransformer
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
 
     sample = "".join(text for texts in train[:1000] for text in texts)
     bigrams = {"analyzer": "char", "ngram_range": (1, 2)}
     options = bigrams if mostly_without_blanks(sample) else {"token_pattern": words_pattern()}
-    features = []
-    train_columns, row_columns = zip(*train, strict=True), zip(*rows, strict=True)  # first texts, second texts
-    for train_column, row_column in zip(train_columns, row_columns, strict=True):
-        if any(train_column):  # second texts may all be empty
-            vectorizer = TfidfVectorizer(**options)
-            features.append((vectorizer.fit_transform(train_column), vectorizer.transform(row_column)))
-    train_features, row_features = (sparse.hstack(columns).tocsr() for columns in zip(*features, strict=True))
+    columns = [index for index, texts in enumerate(zip(*train, strict=True)) if any(texts)]  # all may be empty
+    features = ColumnTransformer([(str(index), TfidfVectorizer(**options), index) for index in columns])
+    train_texts, texts = np.array(train, dtype=object), np.array(rows, dtype=object)
     if not classes:
-        return Ridge().fit(train_features, labels).predict(row_features)
-    model = LogisticRegression(C=10.0, max_iter=1000)
-    if isinstance(labels[0], list):
-        truth = np.array([[name in label for name in classes] for label in labels])
-        with warnings.catch_warnings(action="ignore"):  # about classes that no row or every row has
-            return np.asarray(OneVsRestClassifier(model).fit(train_features, truth).predict_proba(row_features))
-    if len(set(labels)) == 1:
-        model = DummyClassifier()
-    model.fit(train_features, labels)
-    probabilities = np.zeros((len(rows), len(classes)))
-    probabilities[:, [classes.index(name) for name in model.classes_]] = model.predict_proba(row_features)
-    return probabilities
+        return make_pipeline(features, Ridge()).fit(train_texts, labels).predict(texts)
+    truth = np.array([[name in label for name in classes] for label in labels])
+    model = make_pipeline(features, OneVsRestClassifier(LogisticRegression(C=10.0, max_iter=1000)))
+    with warnings.catch_warnings(action="ignore"):  # about classes that no row or every row has
+        return model.fit(train_texts, truth).predict_proba(texts)
 
 
 def most_frequent_tags(

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mode
 
-from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, read_text
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 
 OUTSIDE = "O"
@@ -21,12 +20,14 @@ _RANGE = re.compile(r"\d+[-.]\d+")  # in CoNLL-U: a word that is divided into th
 _CONLL_U_COLUMNS, _UPOS = 10, 3  # the number of columns, and the index of the tag
 MAX_ONE_WORD = 10  # a file with more sentences, all of one word, gets a warning
 
+Line = tuple[int, list[str]]  # its number, from 1, and its fields
+
 
 @dataclass(frozen=True)
 class Columns:
     """The fields of a line, by index."""
 
-    width: int = 0
+    width: int = 1
     word: int = 0
     tag: int = -1  # the last one
     is_counted: bool = False  # the first field is the number of the word in its sentence
@@ -42,51 +43,52 @@ class Columns:
 
         A line that starts with `#` is a comment if it has another number of fields than most words, or no BIO tag.
         """
-        if self.is_counted or not fields[0].startswith("#"):
-            return fields[0].isdecimal() or not self.is_counted
-        return len(fields) == self.width and (not self.is_bio or is_entity_tag(self.tag_of(fields)))
+        if self.is_counted:
+            return fields[0].isdecimal()
+        if not fields[0].startswith("#"):
+            return True
+        return len(fields) == self.width and (not self.is_bio or is_entity_tag(self.tag_of(fields) or ""))
 
 
-def is_entity_tag(tag: str | None) -> bool:
+def is_entity_tag(tag: str) -> bool:
     """Return whether a tag is a BIO tag, or one of a similar scheme."""
-    return tag is not None and ENTITY_TAG.fullmatch(tag) is not None
+    return ENTITY_TAG.fullmatch(tag) is not None
 
 
-def sentences_of(lines: Sequence[str], settings: Settings) -> tuple[Columns, list[list[tuple[int, list[str]]]]]:
-    """Return the columns, and the numbers (from 1) and the fields of the words of each sentence.
+def sentences_of(text: str) -> list[list[Line]]:
+    """Return the lines of each sentence, among them comments.
 
     Fields are separated by tabs, or in a line without tabs by blanks. A word such as 10 000 may have a no-break space.
     """
-    sentences: list[list[tuple[int, list[str]]]] = [[]]
-    for number, line in enumerate(lines, start=1):
-        text = line.strip(" \t\r")
+    sentences: list[list[Line]] = [[]]
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip(" \t\r")
         if not line.strip() or line.startswith("-DOCSTART-"):
             sentences.append([])
         else:
-            fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
-            sentences[-1].append((number, fields))
-    words = ([fields for _, fields in each if not fields[0].startswith("#")] for each in sentences)
-    columns = columns_of([each for each in words if each], settings)
-    words_only = ([line for line in each if columns.is_word(line[1])] for each in sentences)
-    return columns, [each for each in words_only if each]
+            fields = line.split("\t" if "\t" in line else " ")
+            sentences[-1].append((number, list(filter(None, fields))))
+    return [sentence for sentence in sentences if sentence]
 
 
-def columns_of(sentences: Sequence[list[list[str]]], settings: Settings) -> Columns:
-    """Decide the columns of a file from the fields of its words, by sentence.
+def columns_of(sentences: Sequence[Sequence[Line]], settings: Settings) -> Columns:
+    """Decide the columns of a file.
 
-    A first column that counts the words of every sentence, from 0 or 1, is no word. If the next column has BIO tags and
-    the last one has not, the tag precedes the word. Of several layers of entities, the first is used. The settings
-    `tokens_field` and `tags_field` may be numbers of columns, from 1.
+    A first column that counts the words of every sentence is not the word. The tag is the last column, or in CoNLL-U
+    the universal part of speech. If the first column has entity tags and the last one has not, the tag precedes the
+    word. Of several layers of entities, the first is used. The settings `tokens_field` and `tags_field` may be numbers
+    of columns, from 1.
     """
-    if not sentences:
+    words = [[fields for _, fields in sentence if not fields[0].startswith("#")] for sentence in sentences]
+    rows = [fields for sentence in words for fields in sentence]
+    if not rows:
         return Columns()
-    rows = [fields for sentence in sentences for fields in sentence]
     width = mode(map(len, rows))
-    table = [[fields[index] for fields in rows if len(fields) == width] for index in range(width)]
+    table = list(zip(*(fields for fields in rows if len(fields) == width), strict=True))
     is_bio = [all(map(is_entity_tag, column)) for column in table]
     kinds = [{tag[2:] for tag in column if tag != OUTSIDE} for column in table]
-    may_count = width == _CONLL_U_COLUMNS or (width > 1 and len(rows) > len(sentences))
-    is_counted = may_count and all(map(_counts, sentences))
+    may_count = width == _CONLL_U_COLUMNS or (width > 1 and len(rows) > len(words))
+    is_counted = may_count and all(map(_counts, words))
     word = int(is_counted)
     tag = _UPOS if is_counted and width == _CONLL_U_COLUMNS else width - 1
     if is_bio[word] and kinds[word] and not is_bio[tag]:
@@ -95,12 +97,14 @@ def columns_of(sentences: Sequence[list[list[str]]], settings: Settings) -> Colu
         if 2 * table[tag - 1].count(OUTSIDE) < len(rows):  # phrases, as in CoNLL-2003
             break
         tag -= 1
-    chosen = ((settings.tokens_field, word), (settings.tags_field, tag))
-    word, tag = (int(name) - 1 if name.isdecimal() else index for name, index in chosen)
+    if settings.tokens_field.isdecimal():
+        word = int(settings.tokens_field) - 1
+    if settings.tags_field.isdecimal():
+        tag = int(settings.tags_field) - 1
     return Columns(width, word, -1 if tag == width - 1 else tag, is_counted, tag < width and is_bio[tag])
 
 
-def _counts(sentence: list[list[str]]) -> bool:
+def _counts(sentence: Sequence[Sequence[str]]) -> bool:
     """Return whether the first fields of a sentence are the numbers of its words, from 0 or 1."""
     numbers = [fields[0] for fields in sentence if not _RANGE.fullmatch(fields[0])]
     first = int(numbers[:1] != ["0"])
@@ -111,36 +115,29 @@ def read_conll(source: LabelledInput, settings: Settings) -> list[Example]:
     """Read the sentences of a file.
 
     If a word of a sentence has no tag, the sentence is skipped in `--train` and `--validation`. In `--test` and in the
-    input of `predict`, it is kept without tags. Raises InputError if a line seems to be a whole sentence.
+    input of `predict`, it is kept without tags.
     """
-    if source.columns:
-        what, remedy = "--columns is not for files with one word and its tag per line", "remove it"
-        raise InputError(what, where="--columns", remedy=remedy)
-    columns, sentences = sentences_of(read_text(source).split("\n"), settings)
+    lines = sentences_of(source.read_text())
+    columns = columns_of(lines, settings)
+    sentences = [[line for line in sentence if columns.is_word(line[1])] for sentence in lines]
+    sentences = [sentence for sentence in sentences if sentence]
     if (columns.word, columns.tag) != (0, -1):
         place = f"words in column {columns.word + 1}, tags in column {columns.tag % columns.width + 1}"
         flags = "finetune --tokens-field N --tags-field N"
-        print(f"{source.flag} {source.location}: {place} of {columns.width} ({flags} chooses)")
-    elif source.flag != INPUT and sentences:
-        number, fields = sentences[0][0]
-        if len(fields) > 4 and (not is_entity_tag(fields[-1]) or all(map(is_entity_tag, fields))):
-            what = "the line is a whole sentence; two parallel files of words and tags (MSRA) are not supported"
-            where, remedy = f"{source.location}: line {number}", f"convert the files to JSONL with {FORMAT}"
-            raise InputError(what, where=where, remedy=remedy)
+        print(f"{source.name}: {place} of {columns.width} ({flags} chooses)")
     if len(sentences) > MAX_ONE_WORD and all(len(sentence) == 1 for sentence in sentences):
         hint = "remove the blank lines between the words of a sentence"
         print(f"warning: every sentence of {source.location} has one word\n  hint: {hint}", file=sys.stderr)
     rows: list[Example] = []
     for row_number, sentence in enumerate(sentences):
+        row = Example(row_number, f"{source.location}: line {sentence[0][0]}", {})
+        row.values[settings.tokens_field] = [fields[min(columns.word, len(fields) - 1)] for _, fields in sentence]
         tags = [columns.tag_of(fields) for _, fields in sentence]
-        words = [fields[min(columns.word, len(fields) - 1)] for _, fields in sentence]
-        values: dict[str, object] = {settings.tokens_field: words}
         if None not in tags:
-            values[settings.tags_field] = tags
+            row.values[settings.tags_field] = tags
         elif source.flag not in (INPUT, "--test"):
-            where = f"{source.location}: line {sentence[tags.index(None)][0]}"
-            remedy = f"write the word, a tab and its tag; or convert the file to JSONL with {FORMAT}"
-            source.skip_row(UnusableRow("a word has no tag", where=where, remedy=remedy))
+            row.where = f"{source.location}: line {sentence[tags.index(None)][0]}"
+            source.skip_row(row.unusable("a word has no tag", "write the word, a tab and its tag"))
             continue
-        rows.append(Example(row_number, f"{source.location}: line {sentence[0][0]}", values))
+        rows.append(row)
     return rows

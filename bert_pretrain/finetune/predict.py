@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError, first_problem
+from bert_pretrain.finetune.classify import MultiLabel
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
-from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput
 from bert_pretrain.finetune.run import KIND, TASK_CLASSES
 from bert_pretrain.finetune.settings import Settings, flag_of
@@ -130,7 +130,6 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     if others := [name for name in changes if name not in _CHANGEABLE[finetuned.task]]:
         what = f"{flag_of(others[0])} has no effect for a model of the task '{finetuned.task}'"
         raise ConfigError(what, where=flag_of(others[0]), remedy="remove it")
-    changes |= {"stride": None} if "max_length" in changes else {}
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)

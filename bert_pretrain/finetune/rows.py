@@ -4,8 +4,6 @@ Values are not converted: "NA" stays a word, and "007" stays text. All rows are 
 flaws, so unusable rows are skipped and counted by reason.
 """
 
-import difflib
-import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,15 +16,23 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.io.files import is_url
 from bert_pretrain.io.inputs import COMPRESSIONS
-from bert_pretrain.text import parquet, readers
+from bert_pretrain.text import parquet
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
-from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, named_records, read_records, repair_surrogates
+from bert_pretrain.text.readers import (
+    SURPLUS,
+    Record,
+    check_texts,
+    dataset_records,
+    named_records,
+    read_records,
+    repair_surrogates,
+)
 from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, read_lines, text_blocks
 
 INPUT = "INPUT"  # the argument of `predict`, which is not an option
-_BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": "txt"}
+_BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl"}
 _SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), INPUT: ("test",)}
 
 
@@ -47,13 +53,16 @@ class Example:
 
     def get(self, column: str, flag: str = "") -> Any:
         """Return the value of a column. `flag` is the option that names the column, if there is one."""
-        if column in self.values:
-            return self.values[column]
-        names = [str(name) for name in self.values]
-        near = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(column, names, n=1))
-        how = f"choose one with {flag}" if flag else f"rename one to '{column}'"
-        remedy = f"the columns are {', '.join(names)}: {how}; a table without a header needs --columns NAME,NAME,..."
-        raise UnusableRow(f"there is no column '{column}'{near}", where=self.where, remedy=remedy)
+        if column not in self.values:
+            how = f"choose one with {flag}" if flag else f"rename one to '{column}'"
+            names = ", ".join(map(str, self.values))
+            remedy = f"the columns are {names}: {how}; a table without a header needs --columns NAME,NAME,..."
+            raise self.unusable(f"there is no column '{column}'", remedy)
+        return self.values[column]
+
+    def unusable(self, what: str, remedy: str = "fix the row, or remove it") -> UnusableRow:
+        """Return the error that the row cannot be used."""
+        return UnusableRow(what, where=self.where, remedy=remedy)
 
 
 @dataclass
@@ -63,7 +72,7 @@ class LabelledInput:
     location: str  # a file, a URL, a folder saved by `datasets`, or `dataset:NAME[:config][@split]`
     flag: str  # "--train", "--validation", "--test" or INPUT; also selects the split of a dataset
     format: str | None = None  # one of `FORMATS`; None: from the file name
-    columns: Sequence[str] = ()  # column names of CSV or TSV without a header; more fields of TSV are ignored
+    columns: Sequence[str] = ()  # column names of CSV or TSV without a header; more fields are ignored
     encoding: str = "utf-8"
     skip_unusable: bool = True
     notes: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # positions by reason
@@ -71,12 +80,20 @@ class LabelledInput:
 
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMATS):
-            what, remedy = f"unknown format '{self.format}'", f"choose one of {', '.join(FORMATS)}"
-            raise ConfigError(what, where="--format", remedy=remedy)
+            remedy = f"choose one of {', '.join(FORMATS)}"
+            raise ConfigError(f"unknown format '{self.format}'", where="--format", remedy=remedy)
+        if self.columns and not self.is_delimited:
+            remedy = "remove --columns, or pass --format csv or --format tsv"
+            raise InputError("--columns is only for CSV and TSV", where=self.name, remedy=remedy)
+
+    @property
+    def name(self) -> str:
+        """The input in messages."""
+        return f"{self.flag} {self.location}"
 
     @property
     def kind(self) -> str:
-        """The format: "dataset", one of `FORMATS`, "txt", or "" if it is unknown."""
+        """The format: "dataset", one of `FORMATS`, or "" if it is unknown."""
         if is_dataset(self.location) or Path(self.location).is_dir():
             return "dataset"
         compression = next((ending for ending in COMPRESSIONS if self.location.endswith(ending)), "")
@@ -106,90 +123,88 @@ class LabelledInput:
         self.errors.append(error)
         self.note(f"skipped because {error.what}", error.where)
 
+    def report(self, num_usable: int) -> None:
+        """Print the notes. Raise InputError if no row is usable or, in `finetune`, if more than half are unusable."""
+        num_errors = len(self.errors)
+        if self.flag != INPUT and num_errors > num_usable:
+            first = self.errors[0]
+            what = f"{first.what}; {num_errors:,} of {num_errors + num_usable:,} rows cannot be used"
+            raise InputError(what, where=first.where, remedy=first.remedy)
+        if self.notes:
+            notes = [f"{what}: {len(places):,} (first: {places[0]})" for what, places in self.notes.items()]
+            print(f"{self.name}: {'; '.join(notes)}")
+        if not num_usable:
+            raise InputError("the input has no rows", where=self.name, remedy="provide a table with rows")
+
+    def open(self, format_: str) -> Source:
+        """Examine the file and return it as a source in a format of `read_records` or as "txt"."""
+        if not is_url(self.location) and not Path(self.location).is_file():
+            raise InputError("no such file or folder", where=self.location, remedy="check the path; pipes are not read")
+        config = DataConfig(encoding=self.encoding, sentence_splitter="lines")
+        (file,) = examined([Source(self.location, format_, None, "", boundary="file")], config)
+        if self.encoding == AUTO:
+            self.encoding = file.encoding  # an input may be opened twice: print the encoding once
+            if file.encoding != UTF8:
+                print(f"{self.name}: encoding {file.encoding}")
+        return file
+
+    def read_text(self) -> str:
+        """Return the content of a text file, decompressed and without a byte order mark."""
+        return "".join(text_blocks(ByteRange(self.open("txt")), Counter()))
+
 
 def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Example]:
     """Read the rows of a table. With `text_field`, a `.txt` file is read as a table with this one column."""
-    check_columns(source)
     rows: list[Example] = []
     counts: Counter[str] = Counter()
     for number, (record, position) in enumerate(_records(source, text_field, counts)):
-        if number == 0 and any(name == record[name] for name in source.columns):
-            what, remedy = "the first line is a header", "remove --columns, or remove the line"
-            raise InputError(what, where=str(position), remedy=remedy)
-        if source.is_delimited and len(record) > 1 and all(name == value for name, value in record.items()):
-            source.note("header lines inside the file, which were skipped", str(position))
-            continue
+        row = Example(number, str(position), record)
         surplus = record.pop(SURPLUS, [])
-        num_fields = sum(value is not None for value in record.values()) + len(surplus)
-        if source.is_delimited and num_fields != len(record) and not (surplus and source.columns):
-            what = f"the row has {num_fields} fields but the header has {len(record)}"
-            remedy = "write one value per column, or remove the row"
-            source.skip_row(UnusableRow(what, where=str(position), remedy=remedy))
-        else:
-            if surplus:
-                source.note("rows with extra fields, which were ignored", str(position))
-            rows.append(Example(number, str(position), repair_surrogates(record)))
-    readers.check_texts(counts, len(rows))
+        if source.is_delimited:
+            if len(record) > 1 and all(name == value for name, value in record.items()):
+                source.note("header lines inside the file, which were skipped", row.where)
+                continue
+            num_fields = sum(value is not None for value in record.values())
+            if num_fields < len(record) or (surplus and not source.columns):
+                what = f"the row has {num_fields + len(surplus)} fields but the header has {len(record)}"
+                source.skip_row(row.unusable(what, "write one value per column, or remove the row"))
+                continue
+        row.values = repair_surrogates(record)
+        rows.append(row)
+    check_texts(counts, len(rows))
     return rows
 
 
-def check_columns(source: LabelledInput) -> None:
-    """Raise InputError if --columns is given for an input that names its columns."""
-    if source.columns and not source.is_delimited:
-        where, remedy = f"{source.flag} {source.location}", "remove --columns, or pass --format csv or --format tsv"
-        raise InputError("--columns is only for CSV and TSV", where=where, remedy=remedy)
-
-
 def _records(source: LabelledInput, text_field: str | None, counts: Counter[str]) -> Iterable[Record]:
-    location, kind = source.location, source.kind
+    kind = source.kind
     if kind == "dataset":
-        splits = open_dataset(location)
-        names = [name for name in ("", *_SPLITS[source.flag]) if name in splits]  # "": no splits, or a named one
-        if not names:
-            what, remedy = f"the dataset has the splits {', '.join(splits)}", choices(location, list(splits))
-            raise InputError(what, where=f"{source.flag} {location}", remedy=f"choose one: {remedy}")
-        return dataset_records(ByteRange(Source(location, "dataset", None, "")), [splits[names[0]]])
+        return _dataset_records(source)
     if kind == "txt" and text_field is not None:
-        file = _file(source, kind)
-        if sample_text(file).startswith("__label__"):
-            what = "lines that start with __label__ (the format of fastText) are not supported"
-            command = r"sed -E 's/^__label__([^ ]+) /\1\t/' FILE > FILE.tsv"
-            remedy = f"make a table with {command}, and pass --columns label,{text_field}"
-            raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
-        lines = read_lines(ByteRange(file), Counter(), strict=True)
-        return (({text_field: line.removesuffix("\r")}, position) for line, position in lines)
+        return _text_records(source, text_field)
     if kind in ("", "conll", "txt"):
-        is_conll = kind == "conll"
-        what = "the format conll is only for the task tag" if is_conll else f"'{location}' has an unknown file format"
+        what = f"'{source.location}' has an unknown file format, or one that is not for this task"
         remedy = f"pass --format ({', '.join(FORMATS)}); see docs/finetuning.md"
-        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
-    file = _file(source, "jsonl" if kind == "json" else kind)
-    if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
-        what = "an array of arrays (the format of C3) is not supported"
-        remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
-        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
+        raise InputError(what, where=source.name, remedy=remedy)
+    file = source.open("jsonl" if kind == "json" else kind)
     # CSV rows with extra fields are refused: an unquoted comma may have split many texts.
     records = read_records(ByteRange(file), counts, header=source.columns, any_width=kind == "tsv")
     return named_records(records, parquet.features(file)) if kind == "parquet" else records
 
 
-def first_lines(source: LabelledInput) -> list[str]:
-    """Return the first 100 lines of a text file."""
-    return sample_text(_file(source, "txt")).splitlines()[:100]
+def _dataset_records(source: LabelledInput) -> Iterable[Record]:
+    splits = open_dataset(source.location)
+    names = [name for name in ("", *_SPLITS[source.flag]) if name in splits]  # "": no splits, or a named one
+    if not names:
+        remedy = f"choose one: {choices(source.location, list(splits))}"
+        raise InputError(f"the dataset has the splits {', '.join(splits)}", where=source.name, remedy=remedy)
+    return dataset_records(ByteRange(Source(source.location, "dataset", None, "")), [splits[names[0]]])
 
 
-def read_text(source: LabelledInput) -> str:
-    """Return the content of a text file, decompressed and without a byte order mark."""
-    return "".join(text_blocks(ByteRange(_file(source, "txt")), Counter()))
-
-
-def _file(source: LabelledInput, format_: str) -> Source:
-    if not is_url(source.location) and not Path(source.location).is_file():
-        raise InputError("no such file or folder", where=source.location, remedy="check the path; pipes are not read")
-    config = DataConfig(encoding=source.encoding, sentence_splitter="lines")
-    (file,) = examined([Source(source.location, format_, None, "", boundary="file")], config)
-    if source.encoding == AUTO:
-        source.encoding = file.encoding  # an input may be opened several times: detect and print the encoding once
-        if file.encoding != UTF8:
-            print(f"{source.flag} {source.location}: encoding {file.encoding}")
-    return file
+def _text_records(source: LabelledInput, text_field: str) -> Iterable[Record]:
+    file = source.open("txt")
+    if sample_text(file).startswith("__label__"):
+        command = r"sed -E 's/^__label__([^ ]+) /\1\t/' FILE > FILE.tsv"
+        remedy = f"make a table with {command}, and pass --columns label,{text_field}"
+        raise InputError("the format of fastText is not supported", where=source.name, remedy=remedy)
+    for line, position in read_lines(ByteRange(file), Counter(), strict=True):
+        yield {text_field: line.removesuffix("\r")}, position

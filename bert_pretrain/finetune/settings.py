@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from bert_pretrain.errors import ConfigError, first_problem
 
-FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")  # formats of files with labelled rows
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll", "txt")  # formats of files with rows
 OPTIONS_OF_TASKS = {  # the settings of each task that the others do not have
     "classify": ("text_field", "pair_field", "label_field", "regression"),
     "tag": ("tokens_field", "tags_field", "tag_names"),
@@ -77,8 +77,8 @@ class Settings:
     """Column of the BIO tags (name or number)."""
     tag_names: tuple[str, ...] = ()
     """Names of numeric tags, from 0 on."""
-    stride: Annotated[int, Limits(ge=0)] | None = None
-    """Tokens shared by adjacent windows of a context."""
+    stride: Annotated[int, Limits(ge=0)] = 128
+    """Tokens shared by adjacent windows; at most a third of a window."""
     max_answer_length: PositiveInt | None = None
     """Maximum answer length in tokens; default: the 99th percentile of the training answers."""
 
@@ -105,10 +105,7 @@ class Settings:
         max_length = min(settings.max_length or default, limit)
         if settings.max_length is None and limit < default:
             print(f"maximum length: {limit} tokens; the model is not trained for {default} (--max-length)")
-        longest_stride = max_length // 3
-        stride = min(128, longest_stride) if settings.stride is None else settings.stride
-        _check_limit("stride", stride, longest_stride, f"a third of the window has {longest_stride} tokens")
-        return dataclasses.replace(settings, max_length=max_length, stride=stride)
+        return dataclasses.replace(settings, max_length=max_length, stride=min(settings.stride, max_length // 3))
 
     def with_epochs(self, num_windows: int) -> "Settings":
         """Return the settings with `epochs` set, by default from the number of training windows."""
@@ -116,11 +113,6 @@ class Settings:
         # Small datasets need more epochs: aim for 1,000 steps, within 3 to 10 epochs.
         epochs = self.epochs or min(10, max(3, math.ceil(1000 / steps_per_epoch)))
         return dataclasses.replace(self, epochs=epochs)
-
-
-def _check_limit(name: str, value: int, limit: int, reason: str) -> None:
-    if value > limit:
-        raise ConfigError(f"the value is {value}, but {reason}", where=flag_of(name), remedy=f"use at most {limit}")
 
 
 def flag_of(name: str) -> str:

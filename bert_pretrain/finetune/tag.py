@@ -1,27 +1,27 @@
 """`tag`: predicts a tag for every word, at the first WordPiece token of the word.
 
 Tags are BIO tags of entities, or plain classes of words such as parts of speech if no tag has a prefix. Long sentences
-are split into overlapping windows. Each word is labelled in exactly one window: the one in which it is farther from the
-edge.
+are split into overlapping windows. A word in two windows gets its tag from the one where it is farther from the edge.
 """
 
 import re
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tokenizers import PreTokenizedString
+from tokenizers import Encoding, PreTokenizedString
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.baselines import most_frequent_tags
-from bert_pretrain.finetune.conll import ENTITY_TAG, FORMAT, OUTSIDE, is_entity_tag, read_conll, sentences_of
-from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, UnusableRow, first_lines, read_rows
+from bert_pretrain.finetune.conll import ENTITY_TAG, FORMAT, OUTSIDE, read_conll
+from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, read_rows
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Task, Window, encode_texts
+from bert_pretrain.finetune.task import Task, Window
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 _OTHER_SPELLING = re.compile(r"[BIMESLUW][-_.:/]\S+|\S+[-_.:/][BIMESLUW]", re.IGNORECASE)
@@ -38,49 +38,48 @@ class Tag(Task):
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
         self.label_column = settings.tags_field
-        self.has_plain_tags: bool | None = None  # None until the training rows are read
+        self.has_plain_tags = False  # or BIO tags
+        self.splits_texts = False
 
     def rows(self, source: LabelledInput) -> list[Example]:
-        """Read rows with lists of words. For `predict`, texts are split into words as BERT's tokenizer does."""
-        rows = self._rows(source)
-        if self.has_plain_tags is None and source.flag != INPUT:
-            values = [row.values.get(self.label_column) for row in rows]
-            tags = {tag.strip() for value in values if isinstance(value, list) for tag in value if isinstance(tag, str)}
-            tags |= set(self.settings.tag_names)
-            has_prefix = any(map(ENTITY_TAG.fullmatch, tags - {OUTSIDE}))
-            self.has_plain_tags = not has_prefix and not tags <= _BARE_TAGS | {OUTSIDE}
-            if self.has_plain_tags:
-                _check_spelling(tags, source)
+        """Read rows with lists of words or, for `predict`, with texts."""
+        self.splits_texts = source.flag == INPUT
+        if self.splits_texts and source.kind in ("", "txt", "tsv") and source.format is None:
+            remedy = "pass --format conll (a word per line), --format txt (a text per line) or --format tsv (a table)"
+            raise InputError("a line may be a word or a text", where=source.name, remedy=remedy)
+        has_words = not self.splits_texts and not source.columns and source.kind in ("", "txt", "tsv")
+        if source.kind == "conll" or has_words:  # CoNLL files have many suffixes, such as .train
+            rows = read_conll(source, self.settings)
+        else:
+            rows = read_rows(source, self.settings.text_field)
+        if source.flag == "--train":
+            self._decide_kind_of_tags(rows, source)
         return rows
 
-    def _rows(self, source: LabelledInput) -> list[Example]:
-        column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        predicts, has_text_field = source.flag == INPUT, text_field != Settings.text_field  # is --text-field given
-        is_conll = kind in ("conll", "tsv", "txt", "")  # "": CoNLL files have many suffixes, such as .train
-        is_text = predicts and is_conll and kind != "conll" and (has_text_field or self._has_texts(source))
-        if is_text and kind == "":
-            remedy = "name it .txt if each line is a text, or pass --format conll if each line is a word"
-            raise InputError(f"'{source.location}' has an unknown file format", where=source.flag, remedy=remedy)
-        if is_conll and not is_text:
-            return read_conll(source, self.settings)
-        rows = read_rows(source, text_field)
-        if not predicts and rows and isinstance(rows[0].values.get("label"), dict):
-            what = "entities as positions in a text (the format of CLUENER) are not supported"
-            raise InputError(what, where=rows[0].where, remedy=f"convert the file to JSONL with {FORMAT}")
-        for row in rows if predicts else ():
-            if has_text_field or (column not in row.values and (is_text or text_field in row.values)):
-                text = row.get(text_field, "--text-field")
-                row.values[column] = self._split_words(text) if isinstance(text, str) else []
-        return rows
+    def _decide_kind_of_tags(self, rows: list[Example], source: LabelledInput) -> None:
+        """Decide whether tags are plain. Raise InputError for BIO tags in another spelling, such as B_PER or b-per."""
+        tags = set(self.settings.tag_names)
+        for row in rows:
+            values = row.values.get(self.label_column)
+            tags.update(str(value).strip() for value in (values if isinstance(values, list) else ()))
+        others = sorted(tag for tag in tags if tag.upper() != OUTSIDE)
+        self.has_plain_tags = not any(map(ENTITY_TAG.fullmatch, others)) and not _BARE_TAGS.issuperset(others)
+        has_outside = len(others) < len(tags)
+        if self.has_plain_tags and has_outside and all(map(_OTHER_SPELLING.fullmatch, others)):
+            remedy = "write O, B-KIND and I-KIND, with capital letters and a hyphen"
+            raise InputError(f"the tag {others[0]!r} is not a BIO tag", where=source.name, remedy=remedy)
 
-    def _has_texts(self, source: LabelledInput) -> bool:
-        """Return whether the lines of a file are texts. Tags of punctuation do not count: texts also end in `.`."""
-        columns, sentences = sentences_of(first_lines(source), self.settings)
-        words = [fields for sentence in sentences for _, fields in sentence]
-        known = {label for label in self.labels if label[:1].isalnum()}
-        num_tagged = sum(tag in known or is_entity_tag(tag) for tag in map(columns.tag_of, words))
-        have_several_words = 2 * sum(len(fields) > 1 for fields in words) > len(words)
-        return 2 * num_tagged <= len(words) and (source.kind != "" or have_several_words)
+    def inputs_of(self, row: Example) -> dict[str, Any]:
+        column, text_field = self.settings.tokens_field, self.settings.text_field
+        has_words = column in row.values and text_field == Settings.text_field  # --text-field is not given
+        if self.splits_texts and not has_words:
+            text = row.get(text_field, "--text-field")
+            row.values[column] = self._split_words(text) if isinstance(text, str) else []
+        words = row.get(column, "--tokens-field")
+        if not words:
+            raise row.unusable("the row has no words")
+        self._check_strings(row, column)
+        return {"tokens": words}
 
     def _split_words(self, text: str) -> list[str]:
         """Split a text as BERT does. Words keep characters that the tokenizer removes, such as joiners in Persian."""
@@ -93,94 +92,86 @@ class Tag(Task):
         BertPreTokenizer().pre_tokenize(words)
         return [text[begin:end] for _, (begin, end), _ in words.get_splits("original", "char")]
 
-    def inputs_of(self, row: Example) -> dict[str, Any]:
-        words = _string_list(row, self.settings.tokens_field, "--tokens-field")
-        if not words:
-            raise UnusableRow("the row has no words", where=row.where, remedy="remove the row")
-        return {"tokens": words}
+    def _check_strings(self, row: Example, column: str) -> None:
+        values = row.values[column]
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            table = "a table with one word per row must become .conll: word, tab, tag; a blank line after each sentence"
+            remedy = f"write {FORMAT}; name numbers in order with --tag-names O,B-PER,I-PER; {table}"
+            raise row.unusable(f"'{column}' is not a list of strings but {values!r:.40}", remedy)
 
     def label_of(self, row: Example, source: LabelledInput) -> list[str] | None:
-        tags = self._tags_of(row)
+        tags = row.get(self.label_column, "--tags-field")
         if tags is None:
             return None
+        names = self.settings.tag_names
+        if names and isinstance(tags, list):
+            named = dict(enumerate(names))
+            tags = row.values[self.label_column] = [named.get(tag, tag) if type(tag) is int else tag for tag in tags]
+        self._check_strings(row, self.label_column)
         if len(tags) != len(row.inputs["tokens"]):
             what = f"'{self.settings.tokens_field}' and '{self.label_column}' differ in length"
-            raise UnusableRow(what, where=row.where, remedy="write one tag per word")
+            raise row.unusable(what, "write one tag per word")
         tags = [source.normalized(tag, row.where) for tag in tags]
         if self.has_plain_tags:
             return tags
         tags = [f"{tag}-{_BARE_KIND}" if tag in _BARE_TAGS else tag for tag in tags]
         if wrong := [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]:
             remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words; {FORMAT}"
-            raise UnusableRow(f"the tag {wrong[0]!r} is not a BIO tag", where=row.where, remedy=remedy)
+            raise row.unusable(f"the tag {wrong[0]!r} is not a BIO tag", remedy)
         return to_bio(tags)
 
-    def _tags_of(self, row: Example) -> list[str] | None:
-        """Return the tags of a row, with numbers replaced by their names; None if the row has no tags."""
-        values, names = row.get(self.label_column, "--tags-field"), self.settings.tag_names
-        if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
-            return _string_list(row, self.label_column, "--tags-field")
-        if unknown := [value for value in values if not 0 <= value < len(names)]:
-            remedy = "pass the names of all tags in order, for example --tag-names O,B-PER,I-PER"
-            raise InputError(f"the tag {unknown[0]} is a number without a name", where=row.where, remedy=remedy)
-        return [names[value] for value in values]
+    def classes_of(self, label: list[str]) -> list[str]:
+        """Return the plain tags, or the kind of each entity."""
+        return label if self.has_plain_tags else [tag[2:] for tag in label if tag.startswith("B-")]
 
-    def classes_of(self, example: Example) -> list[str]:
-        return example.label if self.has_plain_tags else [tag[2:] for tag in example.label if tag != OUTSIDE]
+    def outputs_of(self, classes: Sequence[str]) -> list[str]:
+        if self.has_plain_tags:
+            return sorted(classes)
+        return [OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(classes) for prefix in "BI")]
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
-        kinds = sorted({kind for example in train for kind in self.classes_of(example)})
-        if len(kinds) < (2 if self.has_plain_tags else 1):
-            where, remedy = f"{train[0].where} and all other rows", "provide rows with other tags"
-            raise InputError(f"every tag is {''.join(kinds) or OUTSIDE}", where=where, remedy=remedy)
-        bio_tags = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
-        self.labels = kinds if self.has_plain_tags else bio_tags
-        tags = [(tag, example.where) for example in others for tag in example.label or ()]
-        known = set(self.labels)
-        unknown = [(tag, where) for tag, where in tags if tag not in known]
-        if len(unknown) > 0.01 * len(tags):  # up to 1 % of the tags may be missing in the training rows
-            tag, where = unknown[0]
-            remedy = f"fix it (known: {', '.join(kinds[:20])}), or add training rows with it"
-            raise InputError(f"the tag {tag!r} does not occur in the training rows", where=where, remedy=remedy)
-        if unknown:
-            print(f"tags without training rows, counted as wrong: {', '.join(sorted({tag for tag, _ in unknown}))}")
-        print(f"{'tags' if self.has_plain_tags else 'kinds of entities'}: {', '.join(kinds[:20])}")
+        self.min_classes = 2 if self.has_plain_tags else 1
+        super().set_labels(train, others)
 
-    def encode(self, examples: list[Example], split: str) -> list[Window]:
-        assert self.settings.max_length is not None
-        max_tokens = self.settings.max_length - 2
-        label_ids = {name: number for number, name in enumerate(self.labels)}
-        words = sorted({word for example in examples for word in example.inputs["tokens"]})
-        encodings = encode_texts(self.tokenizer, words, add_special_tokens=False)
-        # The normalizer removes words of control characters. They become [UNK].
-        ids = ((encoding.ids or [self.tokenizer.unk_id])[:max_tokens] for encoding in encodings)
-        ids_of = dict(zip(words, ids, strict=True))
-        has_labels = all(example.label is not None for example in examples)
-        windows = []
-        for number, example in enumerate(examples):
-            word_ids = [ids_of[word] for word in example.inputs["tokens"]]
-            parts = split_sentence(list(map(len, word_ids)), max_tokens)
-            example.exceeds_window = len(parts) > 1
-            for shown, labelled in parts:
-                input_ids, positions = [self.tokenizer.cls_id], []
-                for word in shown:
-                    if word in labelled:
-                        positions.append((word, len(input_ids)))
-                    input_ids += word_ids[word]
-                input_ids.append(self.tokenizer.sep_id)
-                labels = [IGNORE_INDEX] * len(input_ids)
-                for word, position in positions if has_labels else ():
-                    labels[position] = label_ids.get(example.label[word], IGNORE_INDEX)
-                window_labels = {"labels": labels} if has_labels else {}
-                windows.append(Window(number, input_ids, [0] * len(input_ids), window_labels, positions))
-        return windows
+    def encodings(self, examples: list[Example]) -> Iterator[Encoding]:
+        words = [example.inputs["tokens"] for example in examples]
+        return self.encode_texts(
+            words,
+            is_pretokenized=True,
+            max_length=self.settings.max_length,
+            stride=self.settings.stride,
+        )
+
+    def positions_of(self, encoding: Encoding, *, is_first: bool) -> list[tuple[int, int]]:
+        """Return each word that starts in a window, with the position of its first token."""
+        positions = []
+        for position, (before, word) in enumerate(pairwise(encoding.word_ids), start=1):
+            is_start = position > 1 or is_first  # a later window may begin inside a word
+            if is_start and word not in (None, before):
+                positions.append((word, position))
+        return positions
+
+    def targets_of(self, label: list[str], positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+        number_of = {name: number for number, name in enumerate(self.labels)}
+        labels = [IGNORE_INDEX] * num_tokens
+        for word, position in positions:
+            labels[position] = number_of.get(label[word], IGNORE_INDEX)
+        return {"labels": labels}
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[list[str]]:
-        """Return the most likely tag of every word. The first tag of each entity is changed to `B-`."""
-        tags = [[OUTSIDE] * len(example.inputs["tokens"]) for example in examples]
+        """Return the most likely tag of every word. The first tag of each entity is changed to `B-`.
+
+        A word without tokens, such as a control character, gets the first label.
+        """
+        tags = [[self.labels[0]] * len(example.inputs["tokens"]) for example in examples]
+        distances = [[0] * len(each) for each in tags]  # of the first token of each word from the edge of its window
         for window, scores in zip(windows, logits, strict=True):
+            best = np.argmax(scores, axis=1)
             for word, position in window.positions:
-                tags[window.example][word] = self.labels[int(np.argmax(scores[position]))]
+                distance = min(position, len(window.input_ids) - 1 - position)
+                if distance > distances[window.example][word]:
+                    distances[window.example][word] = distance
+                    tags[window.example][word] = self.labels[best[position]]
         return list(map(to_bio, tags))
 
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
@@ -190,15 +181,21 @@ class Tag(Task):
         return entity_scores(truth, predictions)
 
     def constant_baseline(self, examples: list[Example]) -> tuple[str, float]:
-        if not self.has_plain_tags:
-            return "O for every word", 0.0
-        tag, share = _most_frequent_tag(examples)
-        return f"{tag} for every word", share
+        tag, share = self._most_frequent_tag(examples)
+        return f"{tag} for every word", share if self.has_plain_tags else 0.0
 
     def word_baseline(self, train: list[Example], examples: list[Example]) -> list[list[str]] | None:
         tagged = [(example.inputs["tokens"], example.label) for example in train]
-        default = _most_frequent_tag(train)[0] if self.has_plain_tags else OUTSIDE
-        return most_frequent_tags(tagged, [example.inputs["tokens"] for example in examples], default)
+        words = [example.inputs["tokens"] for example in examples]
+        return most_frequent_tags(tagged, words, self._most_frequent_tag(train)[0])
+
+    def _most_frequent_tag(self, examples: list[Example]) -> tuple[str, float]:
+        """Return the most frequent plain tag and its share, or `O`."""
+        if not self.has_plain_tags:
+            return OUTSIDE, 0.0
+        counts = Counter(tag for example in examples for tag in example.label)
+        tag, count = counts.most_common(1)[0]
+        return tag, count / counts.total()
 
     def columns(self, prediction: list[str]) -> dict[str, Any]:
         return {"tags": prediction}
@@ -206,13 +203,6 @@ class Tag(Task):
     def record(self, example: Example, prediction: list[str]) -> dict[str, Any]:
         tags = {} if example.label is None else {"tags": example.label}
         return {"row": example.row, **example.inputs, **tags, "prediction": prediction}
-
-
-def _most_frequent_tag(examples: list[Example]) -> tuple[str, float]:
-    """Return the most frequent tag and its share. If several are equally frequent, take the first in the alphabet."""
-    tags = sorted(tag for example in examples for tag in example.label)
-    tag, count = Counter(tags).most_common(1)[0]  # the first of the most frequent
-    return tag, count / len(tags)
 
 
 def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
@@ -231,42 +221,6 @@ def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[st
     }
 
 
-def split_sentence(lengths: list[int], max_tokens: int) -> list[tuple[range, range]]:
-    """Split a sentence into overlapping windows of at most `max_tokens` tokens, given the number of tokens per word.
-
-    Return the range of words in each window, and the range of words that are labelled in it. Consecutive windows share
-    at most a third of `max_tokens`, and each labels its half of the shared words. No word may exceed `max_tokens`.
-    """
-    shown, begin = [], 0
-    while True:
-        end, num_tokens = begin, 0
-        while end < len(lengths) and num_tokens + lengths[end] <= max_tokens:
-            num_tokens += lengths[end]
-            end += 1
-        shown.append(range(begin, end))
-        if end == len(lengths):
-            break
-        following, shared = end, 0
-        while following > begin + 1 and shared + lengths[following - 1] <= max_tokens // 3:
-            following -= 1
-            shared += lengths[following]
-        # Start the next window at a later word if the word at `end` does not fit; otherwise the loop is endless.
-        while sum(lengths[following : end + 1]) > max_tokens:
-            following += 1
-        begin = following
-    borders = [0, *((first.stop + second.start) // 2 for first, second in pairwise(shown)), len(lengths)]
-    return [(words, range(*labelled)) for words, labelled in zip(shown, pairwise(borders), strict=True)]
-
-
-def _check_spelling(tags: set[str], source: LabelledInput) -> None:
-    """Raise InputError for BIO tags in another spelling, such as `B_PER` or `b-per`."""
-    others = sorted(tag for tag in tags if tag.upper() != OUTSIDE)
-    has_outside = len(others) < len(tags)
-    if has_outside and others and all(map(_OTHER_SPELLING.fullmatch, others)):
-        what, where = f"the tag {others[0]!r} is not a BIO tag", f"{source.flag} {source.location}"
-        raise InputError(what, where=where, remedy="write O, B-KIND and I-KIND, with capital letters and a hyphen")
-
-
 def to_bio(tags: list[str]) -> list[str]:
     """Convert the tags of a sentence to BIO from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU."""
     converted = []
@@ -277,13 +231,3 @@ def to_bio(tags: list[str]) -> list[str]:
         converted.append(f"{'I' if continues else 'B'}-{kind}" if prefix else tag)
         open_kind = kind if prefix and prefix not in "SUWEL" else None  # these end an entity
     return converted
-
-
-def _string_list(row: Example, column: str, flag: str) -> list[str] | None:
-    """Return the words or tags in a column, or None if the value is null."""
-    values = row.get(column, flag)
-    if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):
-        return values
-    table = "a table with one word per row must become .conll: word, tab, tag; a blank line after each sentence"
-    what, remedy = f"'{column}' is not a list of strings but {values!r:.40}", f"write {FORMAT}; {table}"
-    raise InputError(what, where=row.where, remedy=remedy)

@@ -1,6 +1,7 @@
 """The base class of fine-tuning tasks, and the windows of token ids that a model reads."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import IGNORE_INDEX
@@ -17,7 +19,8 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.texts import UnknownWords
 
-MODEL = "model"  # model folder of a trial
+MODEL = "model"  # model folder of a training
+MAX_UNKNOWN_LABELS = 0.01  # share of the validation or test labels that the training rows may lack
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Task(ABC):
     label_column: str
     main_metric: str  # selects the best checkpoint; larger is better
     label_names: tuple[str, ...] = ("labels",)  # keys of `Window.labels`
+    min_classes = 2  # in the training rows
     group_by = ""  # name of an input field; examples with the same value are held out together
     overflow_action = "split into overlapping windows"  # for the message about examples longer than a window
 
@@ -72,40 +76,58 @@ class Task(ABC):
 
         Raises InputError if the input has no usable rows or, in `finetune`, if more than half of the rows are unusable.
         """
-        rows, needs_labels = self.rows(source), source.flag not in (INPUT, "--test")
+        rows = self.rows(source)
+        needs_labels = source.flag not in (INPUT, "--test")
         has_labels = needs_labels or (source.flag == "--test" and all(self.label_column in row.values for row in rows))
         examples = []
         for row in rows:
             try:
                 row.inputs = self.inputs_of(row)
-                value = row.values.get(self.label_column)
-                is_partial = isinstance(value, list) and None in value  # also negative numbers of a `ClassLabel`
-                row.label = self.label_of(row, source) if has_labels and not is_partial else None
+                if has_labels:
+                    value = row.values.get(self.label_column)
+                    is_partial = isinstance(value, list) and None in value  # also negative numbers of a `ClassLabel`
+                    row.label = None if is_partial else self.label_of(row, source)
                 if needs_labels and row.label is None:
-                    missing = "a null or a negative number as a label" if is_partial else "no label"
-                    what, remedy = f"'{self.label_column}' has {missing}", "label the row, or remove it"
-                    raise UnusableRow(what, where=row.where, remedy=remedy)
+                    raise row.unusable(f"'{self.label_column}' has no label (empty, null or negative)")
                 examples.append(row)
             except UnusableRow as error:
                 source.skip_row(error)
-        if source.flag != INPUT and len(errors := source.errors) > len(examples):
-            what = f"{errors[0].what}; {len(errors):,} of {len(errors) + len(examples):,} rows cannot be used"
-            raise InputError(what, where=errors[0].where, remedy=errors[0].remedy)
-        if source.notes:
-            notes = (f"{what}: {len(places):,} (first: {places[0]})" for what, places in source.notes.items())
-            print(f"{source.flag} {source.location}: {'; '.join(notes)}")
-        if not examples:
-            where, remedy = f"{source.flag} {source.location}", "provide a table with rows"
-            raise InputError("the input has no rows", where=where, remedy=remedy)
+        source.report(len(examples))
         return examples
 
-    def classes_of(self, example: Example) -> list[str]:
-        """Return the classes of an example. A held-out part of the rows should contain every class."""
+    def classes_of(self, label: Any) -> list[str]:
+        """Return the classes in a label. A held-out part of the rows should contain every class."""
         return []
 
-    @abstractmethod
+    def outputs_of(self, classes: Sequence[str]) -> list[str]:
+        """Return the labels in the order of the outputs."""
+        return sorted(classes)
+
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
-        """Collect the labels from the training examples and check those of the other examples."""
+        """Collect the labels from the training examples, and check that those of the other examples are among them.
+
+        A few of the other labels may be unknown. They are counted as wrong.
+        """
+        counts = Counter(name for example in train for name in self.classes_of(example.label))
+        if len(counts) < self.min_classes:
+            raise self.nothing_to_learn(train)
+        labelled = [example for example in others if example.label is not None]
+        places = [(name, example.where) for example in labelled for name in self.classes_of(example.label)]
+        unknown = [(name, where) for name, where in places if name not in counts]
+        if len(unknown) > MAX_UNKNOWN_LABELS * len(places):
+            name, where = unknown[0]
+            remedy = f"fix it (known: {', '.join(sorted(counts)[:20])}), or add training rows with it"
+            raise InputError(f"the label {name!r} does not occur in the training rows", where=where, remedy=remedy)
+        if unknown:
+            print(f"labels without training rows, counted as wrong: {', '.join(sorted({name for name, _ in unknown}))}")
+        self.labels = self.outputs_of(list(counts))
+        print(f"labels: {', '.join(f'{name} {number:,}' for name, number in counts.most_common(20))}")
+
+    def nothing_to_learn(self, train: list[Example]) -> InputError:
+        """Return the error that all training rows have the same label."""
+        what = f"every row has the same label, {train[0].label!r:.40}"
+        remedy = "provide training rows with different labels"
+        return InputError(what, where=f"{train[0].where} and all other rows", remedy=remedy)
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that depend on the task."""
@@ -116,16 +138,32 @@ class Task(ABC):
         return config
 
     @abstractmethod
-    def encode(self, examples: list[Example], split: str) -> list[Window]:
-        """Return the windows of the examples, in their order."""
+    def encodings(self, examples: list[Example]) -> Iterator[Encoding]:
+        """Yield the encoding of each example. Its `overflowing` encodings are further windows."""
+
+    def positions_of(self, encoding: Encoding, *, is_first: bool) -> Sequence[Any]:
+        """Return what `decode` needs to map the positions of a window back to the example."""
+        return ()
+
+    @abstractmethod
+    def targets_of(self, label: Any, positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+        """Return the label arguments of the model's `forward` for a window."""
 
     def windows_of(self, examples: list[Example], split: str) -> list[Window]:
-        """Return the windows of the examples, and count their unknown words."""
-        windows = self.encode(examples, split)
-        for window in windows:
-            inputs = examples[window.example].inputs
-            texts = inputs.get("tokens") or [text for name, text in inputs.items() if name != "id"]
-            self.unknown_words.add(" ".join(texts), window.input_ids[1:-1])
+        """Return the windows of the examples, in their order, and count their unknown words."""
+        has_labels = all(example.label is not None for example in examples)
+        windows = []
+        for number, (example, encoding) in enumerate(zip(examples, self.encodings(examples), strict=True)):
+            example.exceeds_window = bool(encoding.overflowing)
+            parts = [encoding] if self.overflow_action == "truncated" else [encoding, *encoding.overflowing]
+            texts = example.inputs.get("tokens") or [text for name, text in example.inputs.items() if name != "id"]
+            for part in parts:
+                self.unknown_words.add(" ".join(texts), part.ids[1:-1])
+                positions = self.positions_of(part, is_first=part is encoding)
+                labels = self.targets_of(example.label, positions, len(part)) if has_labels else {}
+                # Only prediction needs the positions. They take much memory for millions of training windows.
+                positions = () if split == "train" else positions
+                windows.append(Window(number, part.ids, part.type_ids, labels, positions))
         return windows
 
     def report_long_examples(self, examples: list[Example], split: str) -> None:
@@ -158,30 +196,36 @@ class Task(ABC):
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
 
+    def encode_texts(
+        self,
+        texts: Sequence[Any],
+        *,
+        add_special_tokens: bool = True,
+        is_pretokenized: bool = False,
+        **truncation: Any,
+    ) -> Iterator[Encoding]:
+        """Yield the encodings of texts, pairs or lists of words. Special tokens such as `[MASK]` are plain text.
 
-def encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[Any], truncation: Any = None, *, add_special_tokens: bool = True
-) -> Iterator[Encoding]:
-    """Yield the encodings of texts or pairs. Special tokens such as `[MASK]` in the texts are plain text.
-
-    `truncation` is a dict of arguments for `tokenizers.Tokenizer.enable_truncation`, None for no truncation.
-    """
-    backend = Backend.from_str(tokenizer.backend.to_str())
-    backend.encode_special_tokens = True
-    if truncation:
-        backend.enable_truncation(**truncation)
-    for begin in range(0, len(texts), 1000):  # to keep few encodings in memory
-        yield from backend.encode_batch(texts[begin : begin + 1000], add_special_tokens=add_special_tokens)
+        `truncation` has arguments of `tokenizers.Tokenizer.enable_truncation`. Without them, nothing is truncated.
+        """
+        backend = Backend.from_str(self.tokenizer.backend.to_str())
+        backend.encode_special_tokens = True
+        if truncation:
+            backend.enable_truncation(**truncation)
+        for begin in range(0, len(texts), 1000):  # to keep few encodings in memory
+            batch = texts[begin : begin + 1000]
+            yield from backend.encode_batch(batch, is_pretokenized, add_special_tokens)
 
 
 def collate(windows: Sequence[dict[str, Any]], pad_id: int) -> dict[str, Tensor]:
-    """Pad the inputs of windows to the longest one and return them as tensors."""
-    lengths = [len(window["input_ids"]) for window in windows]
-    padding = {"input_ids": pad_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
-    batch = {"attention_mask": (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()}
-    for name in windows[0]:
-        values = [window[name] for window in windows]
-        if isinstance(values[0], list):
-            values = [value + [padding[name]] * (max(lengths) - len(value)) for value in values]
-        batch[name] = torch.tensor(values)
+    """Pad the inputs of windows to the longest one and return them as tensors, with an attention mask."""
+    padding = {"input_ids": pad_id, "labels": IGNORE_INDEX}
+    rows = [{**window, "attention_mask": [1] * len(window["input_ids"])} for window in windows]
+    batch = {}
+    for name in rows[0]:
+        tensors = [torch.tensor(row[name]) for row in rows]
+        if tensors[0].dim() == 0:
+            batch[name] = torch.stack(tensors)
+        else:
+            batch[name] = pad_sequence(tensors, batch_first=True, padding_value=padding.get(name, 0))
     return batch

@@ -15,10 +15,10 @@ import safetensors
 import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, UserError
-from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
@@ -29,10 +29,10 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.devices import choose_precision
 from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths
 from bert_pretrain.model.huggingface import fine_tuning_rate
-from bert_pretrain.tools.inference import batches_by_length
 
-MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
+_DAMAGED = (safetensors.SafetensorError, pickle.UnpicklingError, EOFError)
+_DAMAGE_MESSAGES = ("PytorchStreamReader", "find a valid checkpoint")  # of torch and of the Trainer
 
 
 def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
@@ -93,25 +93,37 @@ class FineTuner:
             if split != "train":  # reduces the padding of batches
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
         task.unknown_words.warn()
+        self.settings = task.settings.with_epochs(len(self.windows["train"]))
 
-    def train(
-        self, settings: Settings, folder: Path, *, untrained: bool = False, on_all_rows: bool = False
-    ) -> dict[str, Any]:
-        """Run one trial, save its model in `folder`, and return its report (see `report_of`).
+    def train(self, folder: Path, *, refits: bool, untrained: bool = False) -> tuple[dict[str, Any], Path]:
+        """Train and, with `refits`, train again on all rows unless the first training has overfitted.
 
-        With `on_all_rows`, the validation rows are trained on too, and the last epoch is kept. A finished trial
-        returns its saved report. An unfinished trial resumes from its last checkpoint.
+        Returns the report of the first training, whose model is `folder / "train" / MODEL`, and the final model folder.
         """
-        report = dict(read_json(folder / _REPORT)) if (folder / _REPORT).exists() else {}
-        if report.keys() >= {"learning_rate", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
-            return report
+        report = self.train_once(folder / "train", untrained=untrained)
+        report["refit_epochs"] = None
+        if refits and self.is_overfitted(report):
+            print(f"epoch {report['best_epoch']} is kept, because later epochs are worse on the validation rows")
+        elif refits:
+            report["refit_epochs"] = self.settings.epochs
+            print(f"training again for {self.settings.epochs} epochs on all rows, including the validation rows")
+            self.train_once(folder / "all", untrained=untrained, on_all_rows=True)
+        return report, folder / ("all" if report["refit_epochs"] else "train") / MODEL
+
+    def train_once(self, folder: Path, *, untrained: bool = False, on_all_rows: bool = False) -> dict[str, Any]:
+        """Run one training, save its model in `folder`, and return its report (see `report_of`).
+
+        With `on_all_rows`, the validation rows are trained on too, and the last epoch is kept. A finished training
+        returns its saved report. An unfinished one resumes from its last checkpoint.
+        """
+        if (folder / _REPORT).exists():
+            return dict(read_json(folder / _REPORT))
+        settings = self.settings
         network = open_network(self.model, self.task, settings, untrained=untrained)
         rate = settings.learning_rate or fine_tuning_rate(network.base_model.encoder, network.config.hidden_size)
-        # Earlier versions trained regressions on labels that were not standardized.
-        checkpoints = folder / ("standardized" if settings.regression else "checkpoints")
-        trainer = self._make_trainer(network, settings, rate, checkpoints, on_all_rows=on_all_rows)
+        checkpoints = folder / "checkpoints"
+        trainer = self._make_trainer(network, rate, checkpoints, on_all_rows=on_all_rows)
         fit(trainer, checkpoints)
-        report = {"learning_rate": rate, **({} if on_all_rows else report_of(trainer.state))}
         if settings.regression:
             _rescale_head(network, self.task.label_deviation, self.task.label_mean)
         with atomic_folder(folder / MODEL) as model:
@@ -122,6 +134,7 @@ class FineTuner:
             self.task.tokenizer.save(model, length)
             for file in model.glob("*.safetensors"):  # safetensors makes them readable only for their owner
                 file.chmod((model / CONFIG).stat().st_mode)
+        report = {"learning_rate": rate} if on_all_rows else {"learning_rate": rate, **report_of(trainer.state)}
         write_json(folder / _REPORT, report)
         shutil.rmtree(checkpoints)
         return report
@@ -131,26 +144,39 @@ class FineTuner:
         best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
         return is_clearly_better(best, last, len(self.examples["validation"]), num_errors=1.5)
 
-    def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, *, on_all_rows: bool) -> Any:
+    def _make_trainer(self, network: Any, rate: float, folder: Path, *, on_all_rows: bool) -> Any:
         """Return a Trainer that saves its checkpoints in `folder` and shows a progress bar instead of logs."""
-        task = self.task
+        task, settings = self.task, self.settings
         windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
         assert settings.epochs is not None
         steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
-            output_dir=str(folder), seed=settings.seed, num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size, per_device_eval_batch_size=settings.batch_size,
-            learning_rate=rate, weight_decay=settings.weight_decay,
+            output_dir=str(folder),
+            seed=settings.seed,
+            num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size,
+            per_device_eval_batch_size=settings.batch_size,
+            learning_rate=rate,
+            weight_decay=settings.weight_decay,
             warmup_steps=round(settings.warmup_ratio * steps),  # warmup_ratio differs between versions 4.57 and 5
-            eval_strategy="no" if on_all_rows else "epoch", save_strategy="epoch", logging_strategy="epoch",
-            metric_for_best_model=f"eval_{task.main_metric}", greater_is_better=True,
-            load_best_model_at_end=not on_all_rows, save_total_limit=2,  # the last and the best
-            use_cpu=self.device.type == "cpu", dataloader_pin_memory=self.device.type == "cuda",
-            bf16=self.precision.name == "bf16", fp16=self.precision.name == "fp16",
-            label_names=list(task.label_names), remove_unused_columns=False, report_to="none", disable_tqdm=True,
-        )  # fmt: skip
+            eval_strategy="no" if on_all_rows else "epoch",
+            save_strategy="epoch",
+            logging_strategy="epoch",
+            metric_for_best_model=f"eval_{task.main_metric}",
+            greater_is_better=True,
+            load_best_model_at_end=not on_all_rows,
+            save_total_limit=2,  # the last and the best
+            use_cpu=self.device.type == "cpu",
+            dataloader_pin_memory=self.device.type == "cuda",
+            bf16=self.precision.name == "bf16",
+            fp16=self.precision.name == "fp16",
+            label_names=list(task.label_names),
+            remove_unused_columns=False,
+            report_to="none",
+            disable_tqdm=True,
+        )
         arguments._n_gpu = min(1, arguments.n_gpu)  # prevents DataParallel over all visible GPUs
-        trainer = MicroBatchTrainer(
+        trainer = LengthGroupingTrainer(
             model=network,
             args=arguments,
             data_collator=functools.partial(collate, pad_id=task.tokenizer.pad_id),
@@ -166,7 +192,8 @@ class FineTuner:
         logits: Any = evaluated.predictions
         if self.task.settings.regression:
             logits = self.task.label_mean + self.task.label_deviation * logits.astype(np.float64)
-        return self.task.score(self.examples["validation"], self._decode("validation", logits))
+        examples = self.examples["validation"]
+        return self.task.score(examples, self.task.decode(examples, self.windows["validation"], logits))
 
     def predict(self, folder: Path, split: str) -> list[Any]:
         """Predict a split in fp32 with a model folder that `train` saved."""
@@ -177,10 +204,8 @@ class FineTuner:
             raise DataError(error.what, where=str(folder), remedy=remedy) from error
         windows = self.windows[split]
         with progress_bar(desc=split, total=len(windows), unit="window") as bar:
-            return self._decode(split, finetuned.logits(windows, bar, len(windows)))
-
-    def _decode(self, split: str, logits: Any) -> list[Any]:
-        return self.task.decode(self.examples[split], self.windows[split], logits)
+            logits = finetuned.logits(windows, bar, len(windows))
+        return self.task.decode(self.examples[split], windows, logits)
 
 
 def fit(trainer: Any, folder: Path) -> None:
@@ -195,17 +220,12 @@ def fit(trainer: Any, folder: Path) -> None:
     except torch.OutOfMemoryError as error:
         where, remedy = "--batch-size, --max-length", "reduce one or use --device cpu, and start over with --overwrite"
         raise ConfigError("the GPU is out of memory", where=where, remedy=remedy) from error
-    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-        if errno_of(error) in DISK_FULL:  # while a checkpoint is written
+    except Exception as error:
+        is_damage = isinstance(error, _DAMAGED) or any(text in str(error) for text in _DAMAGE_MESSAGES)
+        if not is_damage or errno_of(error) in DISK_FULL:  # the disk may be full while a checkpoint is written
             raise
-        damage_messages = ("PytorchStreamReader", "find a valid checkpoint")  # of torch and of the Trainer
-        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in damage_messages):
-            raise
-        raise _damaged_checkpoint(folder, str(error).partition("\n")[0]) from error
-
-
-def _damaged_checkpoint(folder: Path, what: str) -> DataError:
-    return DataError(f"a checkpoint is damaged: {what}", where=str(folder), remedy="start over with --overwrite")
+        what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
+        raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
 
 
 def report_of(state: Any) -> dict[str, Any]:
@@ -241,7 +261,7 @@ def isolated_transformers() -> Iterator[None]:
     """Turn off the log and the progress bars of `transformers`, and plugins that the environment turns on."""
     plugins = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     logging: Any = transformers.utils.logging
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -249,43 +269,23 @@ def isolated_transformers() -> Iterator[None]:
     finally:
         os.environ.update(plugins)
         logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
+        logging.enable_progress_bar()
 
 
 def _is_metric(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
 
 
-class MicroBatchTrainer(Trainer):
-    """A Trainer that reduces padding on CPU. It splits each batch into micro-batches of sequences of similar length.
+class LengthGroupingTrainer(Trainer):
+    """A Trainer whose batches hold windows of similar length, with little padding.
 
-    Loss and gradients equal those of the complete batch, up to rounding and dropout masks. `answer` is excluded because
-    most of its windows have the maximum length.
+    The strategy `group_by_length` of `transformers` would also change the order of the evaluation.
     """
 
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Return the mean loss over the rows of a batch, or over the labelled tokens for `tag`."""
-        labels = inputs.get("labels", torch.empty(0))
-        weights = (labels != IGNORE_INDEX).sum(1) if labels.dim() > 1 else torch.ones(len(labels))  # (rows,)
-        if return_outputs or labels.device.type != "cpu" or not weights.any():
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        # Embed the batch in one lookup, because the gradient of each lookup has the size of the vocabulary.
-        inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
-        del inputs["input_ids"]
-        padded = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
-        loss = torch.zeros(())
-        # Multiples of 8: oneDNN caches code for each shape, so there should be few.
-        lengths = (-(-inputs["attention_mask"].sum(1) // 8) * 8).numpy()
-        for rows in batches_by_length(lengths, MICRO_BATCH_TOKENS):
-            if weights[rows].any():
-                longest = lengths[rows[0]]
-                part = {name: each[rows, :longest] if name in padded else each[rows] for name, each in inputs.items()}
-                mean: Any = super().compute_loss(model, part)
-                loss = loss + mean * weights[rows].sum()
-        return loss / weights.sum()
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
+        windows: Any = self.train_dataset
+        lengths = [len(window["input_ids"]) for window in windows]
+        return LengthGroupedSampler(self.args.train_batch_size, lengths=lengths)
 
 
 class _AverageCallback(TrainerCallback):

@@ -76,7 +76,6 @@ def test_tables_without_a_header_need_column_names(read) -> None:
     assert not notes
     for name, text, columns, what in (
         ("in_domain_train.tsv", COLA, (), "no column 'text'"),
-        ("a.csv", "text,label\na,b\n", ("text", "label"), "first line is a header"),
         ("a.jsonl", "{}", ("text", "label"), "only for CSV and TSV"),
     ):
         with pytest.raises(InputError, match=what) as caught:
@@ -90,7 +89,10 @@ def test_unusable_rows_are_skipped_and_counted(read) -> None:
     examples, notes = read("classify", "a.tsv", text)
     assert [example.row for example in examples[:3]] == [0, 1, 7]
     reasons = [f"the row has {n} fields but the header has 2: 1 (first: line {line})" for n, line in ((1, 7), (3, 8))]
-    reasons += ["'text' is empty: 2 (first: line 4)", "'label' has no label: 1 (first: line 6)"]
+    reasons += [
+        "'text' is empty: 2 (first: line 4)",
+        "'label' has no label (empty, null or negative): 1 (first: line 6)",
+    ]
     assert notes == "; ".join(f"skipped because {reason}" for reason in reasons) + "\n"
     # Rows without a label may be predicted.
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
@@ -177,7 +179,7 @@ def test_a_validation_label_is_the_first_answer_in_the_context(read, tokenizer: 
     text = squad([[{"text": "who", "answer_start": -1}, {"text": "anna", "answer_start": 4}], []], "the anna")
     examples, _ = read("answer", "a.json", text, flag="--validation")
     task = Answer(Settings().resolve("answer", 32), tokenizer)
-    windows = task.encode(examples, "validation")
+    windows = task.windows_of(examples, "validation")
     assert [window.labels["start_positions"] > 0 for window in windows] == [True, False]
     first, last = windows[0].labels["start_positions"], windows[0].labels["end_positions"]
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
@@ -212,21 +214,7 @@ def test_rows_without_agreement_are_skipped(read) -> None:
     assert [example.label for example in read("classify", "train.jsonl", signs)[0]].count("-") == 2
 
 
-CLUENER = json.dumps({"text": "浙商银行叶老桂", "label": {"name": {"叶老桂": [[4, 6]]}}})
-C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲", "乙"], "answer": "甲"}], "1"]])
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "text", "columns"),
-    [
-        ("tag", "sentences.txt", "中 共 中 央 致 电\n中 国 致 公 党\n", ["tokens", "tags"]),
-        ("classify", "fast.txt", "__label__good fine day\n", ["label", "text"]),
-        ("tag", "train.json", CLUENER, ["tokens", "tags"]),
-        ("classify", "m-train.json", C3, ["text", "pair", "label"]),
-        ("answer", "m-train.json", C3, ["text", "pair", "label"]),
-    ],
-)
-def test_unsupported_formats_are_errors_with_the_columns_to_write(read, task, name, text, columns) -> None:
+def test_the_format_of_fasttext_is_an_error_with_the_columns_to_write(read) -> None:
     with pytest.raises(InputError, match="not supported") as caught:
-        read(task, name, text)
-    assert all(column in caught.value.remedy for column in columns)
+        read("classify", "fast.txt", "__label__good fine day\n")
+    assert "--columns label,text" in caught.value.remedy

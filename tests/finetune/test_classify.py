@@ -24,7 +24,7 @@ def test_texts_and_pairs_are_encoded_as_by_tokenizers(read, tokenizer, pair_fiel
     examples, _ = read("classify", "a.jsonl", rows, settings=settings)
     task = Classify(Settings(**settings), tokenizer)
     task.set_labels(examples, [])
-    windows = task.encode(examples, "train")
+    windows = task.windows_of(examples, "train")
     peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
     assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
     assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]

@@ -35,7 +35,7 @@ LAYOUTS = {  # name: content, and the columns that are printed
 @pytest.mark.parametrize("flag", ["--train", "INPUT"])
 @pytest.mark.parametrize(("content", "note"), LAYOUTS.values(), ids=LAYOUTS)
 def test_words_and_tags_are_found_in_every_layout(read, content: str, note: str, flag: str) -> None:
-    examples, notes = read("tag", "a.tsv", content, flag)
+    examples, notes = read("tag", "a.conll", content, flag)
     assert [example.inputs["tokens"] for example in examples] == WORDS
     assert [example.values["tags"] for example in examples] == TAGS
     assert notes.partition(" (")[0] == note

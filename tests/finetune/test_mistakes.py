@@ -19,8 +19,18 @@ def asked(**changes: object) -> str:
 
 # name: (content of x.jsonl, task and options, part of the message, part of its place)
 MISTAKES = {
-    "missing label": ('{"text": "a", "label": null}\n' * 3, "classify", "no label; 3 of 3 rows", "x.jsonl: line 1"),
-    "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "every row has the label 'a'", "x.jsonl: line 1"),
+    "missing label": (
+        '{"text": "a", "label": null}\n' * 3,
+        "classify",
+        "no label (empty, null or negative); 3 of 3 rows",
+        "x.jsonl: line 1",
+    ),
+    "one class": (
+        '{"text": "good", "label": "a"}\n' * 3,
+        "classify",
+        "every row has the same label, 'a'",
+        "x.jsonl: line 1",
+    ),
     "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor an integer", "x.jsonl: line 1"),
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
     "huge number": (f'{{"text": "a", "label": 1{"0" * 400}}}\n', "classify --regression", "is not a number", "line 1"),
@@ -29,8 +39,18 @@ MISTAKES = {
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
     "a word per row": ('{"tokens": "Anna", "tags": "O"}\n', "tag", "a list of strings but 'Anna'", "x.jsonl: line 1"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
-    "one plain tag": ('{"tokens": ["a"], "tags": ["NOUN"]}\n', "tag", "every tag is NOUN", "x.jsonl: line 1"),
-    "no entities": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
+    "one plain tag": (
+        '{"tokens": ["a"], "tags": ["NOUN"]}\n',
+        "tag",
+        "every row has the same label, ['NOUN']",
+        "x.jsonl: line 1",
+    ),
+    "no entities": (
+        '{"tokens": ["a"], "tags": ["O"]}\n',
+        "tag",
+        "every row has the same label, ['O']",
+        "x.jsonl: line 1",
+    ),
     "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of strings", "x.jsonl: line 1"),
     "underscore in tags": (
         '{"tokens": ["a", "b"], "tags": ["B_PER", "O"]}\n',
@@ -43,7 +63,12 @@ MISTAKES = {
     "columns of answers": (asked(), "answer --columns a,b", "only for CSV", "x.jsonl"),
     "no words": ('{"tokens": [], "tags": []}\n', "tag", "no words", "x.jsonl: line 1"),
     "other spelling": (asked(answers=["Anna"]), "answer", "answer is not in the context", "x.jsonl: line 1"),
-    "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),
+    "no answers at all": (
+        asked(answers={"text": [], "answer_start": []}),
+        "answer",
+        "every row has the same label, []",
+        "x.jsonl",
+    ),
     "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
     "wrong format of answers": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
     "too long for the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
@@ -82,4 +107,4 @@ def test_labels_without_training_rows_are_errors(toy_model: Path, tmp_path: Path
     (tmp_path / "x.jsonl").write_text(TAGGED * 2)
     (tmp_path / "v.jsonl").write_text('{"tokens": ["paris"], "tags": ["B-LOC"]}\n')
     call = f"tag --validation {tmp_path}/v.jsonl"
-    assert_error(toy_model, tmp_path, call, "'B-LOC' does not occur", "v.jsonl: line 1")
+    assert_error(toy_model, tmp_path, call, "'LOC' does not occur", "v.jsonl: line 1")

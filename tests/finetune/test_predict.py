@@ -85,17 +85,6 @@ def tagger(folder_of) -> Path:
 
 def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path) -> None:
     split = [["the", "film", "was", "good"], ["anna", "'", "s", "book", "."], ["天", "气", "is", "Fine"]]
-    files = {"texts": "a.txt", "word per line": "b.conll", "words alone": "c.conll", "a table": "d.tsv"}
-    files["word per line, .txt"] = "e.txt"
-    sources: dict[str, Any] = {kind: tmp_path / name for kind, name in files.items()}
-    rows = [{"tokens": words, "tags": ["O"] * len(words)} for words in split]
-    sources["words"] = write_rows(tmp_path / "a.jsonl", rows)
-    sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
-    sources["a table"].write_text("text\n" + sources["texts"].read_text(), encoding="utf-8")
-    lines = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
-    sources["word per line"].write_text(lines + "\n", encoding="utf-8")
-    sources["word per line, .txt"].write_text("-DOCSTART- -X- O O\n\n" + lines + "\n", encoding="utf-8")
-    sources["words alone"].write_text("\n\n".join("\n".join(words) for words in split), encoding="utf-8")
     model, tokenizer = peer_of(tagger, "TokenClassification")
     expected = []
     for words in split:
@@ -107,44 +96,43 @@ def test_tags_of_words_and_texts_match_transformers(tagger: Path, tmp_path: Path
         pairs = zip(["O", *tags], tags, strict=False)
         expected.append([tag.replace("I-", "B-") if before == "O" else tag for before, tag in pairs])
     assert len({tag for tags in expected for tag in tags}) > 1
-    for kind, source in sources.items():
-        written = run(tagger, source, tmp_path / f"{kind}.jsonl")
-        assert [line["tokens"] for line in written] == split
-        column = "predicted_tags" if kind.startswith("word") and kind != "words alone" else "tags"
-        assert [line[column] for line in written] == expected
-        assert kind != "texts" or [line["text"] for line in written] == source.read_text().splitlines()
-    with pytest.raises(InputError, match="'sentence'"):
-        run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
-
-
-def test_files_of_tags_and_tables_of_texts_are_told_apart(folder_of, tagger, tmp_path) -> None:
-    names = dict(enumerate(["DET", "NOUN", "."]))
-    parts_of_speech = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
-    for model, text, words in (
-        (parts_of_speech, "the DET\nfilm NOUN\n. .\n", [["the", "film", "."]]),
-        (parts_of_speech, "good film .\nthe day .\n", [["good", "film", "."], ["the", "day", "."]]),
-        (tagger, "# id 1\nanna B-PER\nis O\n", [["anna", "is"]]),
+    texts = "the film was good\nanna's book.\n天气 is Fine\n"
+    tagged = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
+    words_alone = "\n\n".join("\n".join(words) for words in split)
+    rows = [{"tokens": words, "tags": ["O"] * len(words)} for words in split]
+    for name, content, format_, column in (
+        ("a.jsonl", "\n".join(map(json.dumps, rows)), None, "predicted_tags"),
+        ("b.conll", tagged, None, "predicted_tags"),
+        ("c.dev", tagged, "conll", "predicted_tags"),
+        ("d.txt", f"-DOCSTART- -X- O O\n\n{tagged}\n", "conll", "predicted_tags"),
+        ("e.conll", words_alone, None, "tags"),
+        ("f.txt", texts, "txt", "tags"),
+        ("g.tsv", f"text\n{texts}", "tsv", "tags"),
     ):
-        (tmp_path / "a.txt").write_text(text)
-        assert [line["tokens"] for line in run(model, tmp_path / "a.txt", tmp_path / "o.jsonl")] == words
-    (tmp_path / "a.md").write_text("anna was in berlin\nthe film is good\n")
-    (tmp_path / "b.train").write_text("anna B-PER\nis O\n")
-    assert run(tagger, tmp_path / "b.train", tmp_path / "o.jsonl")[0]["tokens"] == ["anna", "is"]
-    for name, changes in (("a.md", {}), ("b.train", {"text_field": "body"})):
-        with pytest.raises(InputError, match="unknown file format"):
-            run(tagger, tmp_path / name, tmp_path / "o.jsonl", changes=changes)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        written = run(tagger, tmp_path / name, tmp_path / "o.jsonl", format=format_)
+        assert [line["tokens"] for line in written] == split
+        assert [line[column] for line in written] == expected
+        assert format_ not in ("txt", "tsv") or [line["text"] for line in written] == texts.splitlines()
+
+
+def test_the_format_of_words_or_texts_is_asked_for(tagger, tmp_path) -> None:
+    for name in ("a.txt", "a.tsv", "a.dev"):
+        (tmp_path / name).write_text("anna was\n")
+        with pytest.raises(InputError, match="a line may be a word or a text"):
+            run(tagger, tmp_path / name, tmp_path / "o.jsonl")
     (tmp_path / "a.tsv").write_text("id\tbody\nx1\tgood film\n")
     with pytest.raises(InputError, match="there is no column 'text'"):
-        run(tagger, tmp_path / "a.tsv", tmp_path / "o.jsonl")
+        run(tagger, tmp_path / "a.tsv", tmp_path / "o.jsonl", format="tsv")
     source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna"], "body": "good film"}])
-    for path in (tmp_path / "a.tsv", source):
-        (line,) = run(tagger, path, tmp_path / "o.jsonl", changes={"text_field": "body"})
+    for path, format_ in ((tmp_path / "a.tsv", "tsv"), (source, None)):
+        (line,) = run(tagger, path, tmp_path / "o.jsonl", changes={"text_field": "body"}, format=format_)
         assert line["tokens"] == ["good", "film"]
 
 
 def test_the_detected_encoding_is_printed_once(tagger: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
-    run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
+    run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto", format="txt")
     assert capsys.readouterr().out.count("encoding gb18030") == 1
 
 
@@ -282,9 +270,9 @@ def test_rows_that_the_output_cannot_hold_are_errors_before_computing(folder_of,
 @pytest.mark.parametrize(
     ("text", "options", "what", "where"),
     [
-        ('{"txt": "a"}\n', {}, "no column 'text'; did you mean 'txt'?", ": line 1"),
+        ('{"txt": "a"}\n', {}, "no column 'text'", ": line 1"),
         ('{"text": "a"}\n{"text": ""}\n', {}, "'text' is empty", ": line 2"),
-        ('{"text": "\u200b"}\n', {}, "'text' has only characters that the tokenizer removes", ": line 1"),
+        ('{"text": "\u200b"}\n', {}, "'text' is empty", ": line 1"),
         ('{"text": ""}\n', {"skip_empty": True}, "the input has no rows", ""),
     ],
 )

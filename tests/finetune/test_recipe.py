@@ -1,14 +1,12 @@
-"""Automatic learning rate, trials, training on all rows, micro-batches, baselines and warnings."""
+"""Automatic learning rate, trials, training on all rows, baselines and warnings."""
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
 
 from bert_pretrain.finetune import training
 from bert_pretrain.finetune.answer import Answer, Prediction
@@ -18,11 +16,9 @@ from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import collate
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.inference import batches_by_length
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -45,12 +41,12 @@ def test_epochs_follow_the_number_of_rows() -> None:
 def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, monkeypatch) -> None:
     seen: list[tuple[int, float]] = []
 
-    class Spy(training.MicroBatchTrainer):
+    class Spy(training.LengthGroupingTrainer):
         def __init__(self, **options: Any) -> None:
             seen.append((len(options["train_dataset"]), options["args"].num_train_epochs))
             super().__init__(**options)
 
-    monkeypatch.setattr(training, "MicroBatchTrainer", Spy)
+    monkeypatch.setattr(training, "LengthGroupingTrainer", Spy)
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
     call["settings"] = Settings(learning_rate=1e-6, batch_size=16, epochs=2)
     reports = []
@@ -75,41 +71,6 @@ def test_the_final_weights_are_the_mean_over_the_second_half() -> None:
         training._AverageCallback().on_step_end(None, state, None, optimizer=optimizer)
         optimizer.load_state_dict(optimizer.state_dict())  # as when a run resumes
     torch.testing.assert_close(weight.detach(), torch.stack(seen[2:]).mean(0))
-
-
-@pytest.mark.parametrize("per_row", [True, False])
-def test_micro_batches_have_the_loss_and_gradients_of_the_batch(per_row: bool, tmp_path) -> None:
-    torch.manual_seed(0)
-    lengths = torch.randint(2, 60, (32,)).tolist()
-    ids = [torch.randint(5, 50, (length,)).tolist() for length in lengths]
-    rows = [{"input_ids": each, "token_type_ids": [0] * len(each)} for each in ids]
-    for row, length in zip(rows, lengths, strict=True):
-        row["labels"] = length % 2 if per_row else [-100, *[token % 2 for token in row["input_ids"][1:]]]
-    if not per_row:
-        rows[3]["labels"] = [-100] * lengths[3]
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    kind = transformers.BertForSequenceClassification if per_row else transformers.BertForTokenClassification
-    network = kind(transformers.BertConfig(**sizes, **quiet, intermediate_size=32))
-    arguments, batch = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), collate(rows, 0)
-    results = []
-    for trainer_class in (training.MicroBatchTrainer, transformers.Trainer):
-        network.zero_grad()
-        loss = trainer_class(network, arguments).compute_loss(network, batch)
-        loss.backward()
-        results.append([loss.detach(), *(weight.grad for weight in network.parameters())])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_micro_batches_contain_every_row_once_with_little_padding() -> None:
-    torch.manual_seed(0)
-    lengths = torch.randint(3, 100, (32,)).numpy()
-    parts = [rows.tolist() for rows in batches_by_length(lengths, training.MICRO_BATCH_TOKENS)]
-    assert sorted(row for rows in parts for row in rows) == list(range(32))
-    assert sum(len(rows) * max(lengths[row] for row in rows) for rows in parts) < 1.3 * sum(lengths)
-    same = np.full(32, 7)
-    assert [rows.tolist() for rows in batches_by_length(same, training.MICRO_BATCH_TOKENS)] == [list(range(32))]
 
 
 def test_the_best_epoch_is_kept_if_later_epochs_are_worse(toy_model, tmp_path, monkeypatch, capsys) -> None:
@@ -140,12 +101,12 @@ def test_baselines_are_scored(toy_model, tmp_path, capsys) -> None:
 
 def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    labels = ["1"] * 10 + ["0"] * 10
+    labels = [["1"]] * 10 + [["0"]] * 10
     probabilities = fit_and_predict_tfidf(good + bad, labels, [["很差"], ["不错"]], ["0", "1", "2"])
     assert [row.argmax() for row in probabilities] == [0, 1]
     assert probabilities[:, 2].tolist() == [0.0, 0.0]
     assert fit_and_predict_tfidf([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
-    assert fit_and_predict_tfidf([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
+    assert fit_and_predict_tfidf([["a"]] * 3, [["9"]] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
     assert most_frequent_tags(train, [["Paris", "sleeps"]], "O") == [["B-LOC", "O"]]
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
@@ -192,9 +153,8 @@ def test_a_trial_without_its_report_is_trained_again(toy_model: Path, tmp_path: 
     rows = task.read(LabelledInput(call["train"], "--train"))
     task.set_labels(rows, [])
     tuner = training.FineTuner(task, toy_model, {"train": rows, "validation": rows[:10]}, torch.device("cpu"))
-    report = tuner.train(settings, tmp_path / "0")
-    for content in ("{}", '{"learning_rate": 1}'):
-        (tmp_path / "0/report.json").write_text(content)
-        assert tuner.train(settings, tmp_path / "0") == report
+    report = tuner.train_once(tmp_path / "0")
     (tmp_path / "0/report.json").write_text(json.dumps(report | {"score": 7}))
-    assert tuner.train(settings, tmp_path / "0")["score"] == 7
+    assert tuner.train_once(tmp_path / "0")["score"] == 7
+    (tmp_path / "0/report.json").unlink()
+    assert tuner.train_once(tmp_path / "0") == report

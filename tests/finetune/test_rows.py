@@ -75,7 +75,7 @@ def test_rows_with_a_list_that_lacks_a_label_are_skipped(tokenizer, tmp_path, ca
     for name in ("saved", "a.parquet"):
         reader = TASK_CLASSES[task](Settings(label_field="labels", tags_field="labels"), tokenizer)
         assert len(reader.read(LabelledInput(str(tmp_path / name), "--train"))) == 3
-        assert "'labels' has a null or a negative number as a label: 3 (first: row 4)" in capsys.readouterr().out
+        assert "'labels' has no label (empty, null or negative): 3 (first: row 4)" in capsys.readouterr().out
         test = reader.read(LabelledInput(str(tmp_path / name), "--test"))
         assert [example.label is None for example in test] == [False] * 3 + [True] * 3
 

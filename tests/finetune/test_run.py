@@ -131,7 +131,7 @@ def test_regression_of_pairs_has_the_correlations_of_scipy(toy_model: Path, tmp_
         for b in range(5)
         for a in range(5)
     ] * 4
-    settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
+    settings = Settings(**FAST, epochs=10, text_field="a", pair_field="b", label_field="score", regression=True)
     source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
     report, lines = results(output)

@@ -1,6 +1,7 @@
 """`tag`: reading, windows, labels and metrics."""
 
 import datasets
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,25 +9,39 @@ from hypothesis import strategies as st
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tag import Tag, entity_scores, split_sentence
+from bert_pretrain.finetune.tag import Tag, entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import write_rows
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
 
 
-@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=60))))
-def test_windows_fit_and_label_every_word_once(case: tuple[int, list[int]]) -> None:
-    max_tokens, lengths = case
-    windows = split_sentence(lengths, max_tokens)
-    assert [word for _, labelled in windows for word in labelled] == list(range(len(lengths)))
-    for words, labelled in windows:
-        assert set(labelled) <= set(words)
-        assert sum(lengths[word] for word in words) <= max_tokens
-
-
-def test_words_at_a_border_have_context_on_both_sides() -> None:
-    assert split_sentence([1] * 50, 30) == [(range(30), range(25)), (range(20, 50), range(25, 50))]
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(16, 40))
+def test_every_word_gets_the_tag_of_the_window_where_it_is_farther_from_the_edge(lengths, max_length) -> None:
+    tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    task = Tag(Settings(max_length=max_length).resolve("tag", 128), tokenizer)
+    task.labels = ["NOUN", "VERB"]
+    example = Example(
+        0, "", {}, {"tokens": ["sing" + "s" * (length - 1) for length in lengths]}, ["VERB"] * len(lengths)
+    )
+    windows = task.windows_of([example], "test")
+    tokens = [token for length in lengths for token in ("sing", *["##s"] * (length - 1))]
+    seen = {}
+    logits = [np.zeros((len(window.input_ids), 2)) for window in windows]
+    for number, window in enumerate(windows):
+        assert len(window.input_ids) <= max_length
+        assert [TOKENS[window.input_ids[position]] for _, position in window.positions] == ["sing"] * len(
+            window.positions
+        )
+        for word, position in window.positions:
+            distance = min(position, len(window.input_ids) - 1 - position)
+            if distance > seen.get(word, (0, 0, 0))[0]:
+                seen[word] = (distance, number, position)
+    assert sorted(seen) == list(range(len(lengths)))
+    for _, number, position in seen.values():
+        logits[number][position, 1] = 1
+    assert task.decode([example], windows, logits) == [["VERB"] * len(lengths)]
+    assert len(tokens) <= sum(len(window.input_ids) - 2 for window in windows)
 
 
 def test_conll_and_lists_give_the_same_examples(read) -> None:
@@ -90,15 +105,15 @@ def test_bare_tags_get_a_kind_and_other_letters_are_classes(tokenizer, tmp_path,
 def test_the_first_token_of_a_word_has_its_tag(read) -> None:
     tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Tag(Settings().resolve("tag", 128), tokenizer)
-    # The normalizer removes the control character, but the word still needs a position.
+    # The normalizer removes the control character, so the word has no token.
     row = {"tokens": ["sings", "\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}
     examples, _ = read("tag", "a.jsonl", [row])
     task.set_labels(examples, [])
-    (window,) = task.encode(examples, "train")
-    assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "[UNK]", "ber", "##lin", "[SEP]"]
-    assert window.labels["labels"] == [-100, 0, -100, 0, 1, -100, -100]
+    (window,) = task.windows_of(examples, "validation")
+    assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "ber", "##lin", "[SEP]"]
+    assert window.labels["labels"] == [-100, 0, -100, 1, -100, -100]
     assert task.labels == ["O", "B-LOC", "I-LOC"]
-    assert window.positions == [(0, 1), (1, 3), (2, 4)]
+    assert window.positions == [(0, 1), (2, 3)]
 
 
 def test_partly_predicted_entities_do_not_count() -> None:
@@ -134,7 +149,7 @@ def test_numbers_are_named_by_the_option_or_the_dataset(read, tokenizer, tmp_pat
     settings = {"tag_names": tuple(names)}
     assert read("tag", "a.jsonl", rows, settings=settings)[0][0].label == ["B-PER", "O"]
     for wrong in ({}, {"tag_names": ("O",)}):
-        with pytest.raises(InputError, match="the tag 1 is a number without a name") as caught:
+        with pytest.raises(InputError, match="is not a list of strings") as caught:
             read("tag", "a.jsonl", rows, settings=wrong)
         assert "--tag-names" in caught.value.remedy
     features = datasets.Features(
@@ -152,14 +167,14 @@ def test_a_rare_tag_without_training_rows_counts_as_wrong(tokenizer, capsys) -> 
     def example(tags: list[str]) -> Example:
         return Example(0, "rows: line 1", {}, inputs={"tokens": ["anna"] * len(tags)}, label=tags)
 
-    task = Tag(Settings().resolve("tag", 128), tokenizer)
+    task = Tag(Settings(max_length=256).resolve("tag", 256), tokenizer)
     task.has_plain_tags = True
     other = example(["NOUN"] * 198 + ["VERB", "INTJ"])
     task.set_labels([example(["NOUN", "VERB"])], [other])
     assert task.labels == ["NOUN", "VERB"]
-    assert "tags without training rows, counted as wrong: INTJ" in capsys.readouterr().out
-    labels = [label for window in task.encode([other], "test") for label in window.labels["labels"]]
+    assert "labels without training rows, counted as wrong: INTJ" in capsys.readouterr().out
+    labels = [label for window in task.windows_of([other], "test") for label in window.labels["labels"]]
     assert (labels.count(0), labels.count(1)) == (198, 1)
     assert task.score([other], [["NOUN"] * 198 + ["VERB", "NOUN"]])["f1"] == pytest.approx(0.995)
-    with pytest.raises(InputError, match="the tag 'INTJ' does not occur in the training rows"):
+    with pytest.raises(InputError, match="the label 'INTJ' does not occur in the training rows"):
         task.set_labels([example(["NOUN", "VERB"])], [example(["NOUN", "INTJ"])])

@@ -216,7 +216,7 @@ def finetuning_tables(folder: Path) -> Iterator[Target]:
             head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
         task = head(Settings(pair_field="label", max_length=32, stride=8), tokenizer)
         examples = task.read(LabelledInput(str(path), INPUT))
-        task.encode(examples, "input")
+        task.windows_of(examples, "input")
         for ending in (".jsonl", ".csv"):
             write_rows(folder / f"rows{ending}", [example.values for example in examples])
 
