@@ -8,19 +8,20 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_pretrain.config import Config, TrainConfig, duration, duration_text
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.config_file import load_config
-from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
 from bert_pretrain.metrics import read_metrics
 from bert_pretrain.plan import timing
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine, shipped_facts
-from bert_pretrain.plan.planner import MIN_SECONDS, RunPlan, plan_run, vocab_size_for
-from bert_pretrain.report.curves import TASKS, pair_task_names
+from bert_pretrain.plan.planner import MIN_SECONDS, plan_run, vocab_size_for
+from bert_pretrain.report.curves import pair_task_names
 
-PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
+PLAN = "plan.yaml"
+MACHINE = "machine.json"
+FORECAST = "forecast.json"
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
 # The first `MIN_TIMED_NETWORKS` may exceed CALIBRATION_SHARE if their timing starts within this share of the time.
@@ -52,19 +53,19 @@ def planned_config(
         ConfigError: an existing plan has other inputs, or the time is too short for a plan.
     """
     check_writable(output)
-    assert asked.time is not None
-    inputs, seconds, path = asked.inputs, asked.time, output / PLAN
+    path = output / PLAN
     overwrite = overwrite and not is_restarted()
     with contextlib.ExitStack() as stack:
         if overwrite and not dry_run:
             path.unlink(missing_ok=True)  # so that a restart does not use the old plan
         if path.exists() and not overwrite and (machine is None or not dry_run):
-            _show_existing_plan(path, inputs, machine, dry_run=dry_run)
+            _show_existing_plan(path, asked.inputs, machine, dry_run=dry_run)
         else:
             if dry_run:  # written to a temporary folder, so that settings and flags are checked against the plan
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
             _write_new_plan(path, asked, machine, dry_run=dry_run)
-        time = min(seconds, load_config(path).time or seconds)  # a plan may need less than the given time
+        planned = load_config(path).time
+        time = min(filter(None, (asked.time, planned)))  # a plan may need less than the given time
         return load_config(path, settings, {**(flags or {}), "time": ("--time", time)})
 
 
@@ -95,13 +96,13 @@ def _write_new_plan(path: Path, asked: Config, machine: str | None, *, dry_run: 
         text_facts = measure_text(asked.inputs, asked.data)  # a dry run prints only the plan, which is YAML
     facts = _facts(machine, text_facts, asked.time, asked.train, dry_run=dry_run)
     plan = plan_run(asked.inputs, text_facts, facts, asked.time)
-    print(text := describe(plan, facts))
+    print(plan.yaml)
     if dry_run:
         print(f"# The machine: {facts.model_dump_json()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path.with_name(FORECAST), json_text(expected(plan)))
+    write_text(path.with_name(FORECAST), json_text(plan.expected))
     write_text(path.with_name(MACHINE), facts.model_dump_json(indent=1) + "\n")
-    write_text(path, text)
+    write_text(path, plan.yaml)
 
 
 def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
@@ -126,59 +127,21 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainCon
     return timing.measure_machine(allowed, vocab_size_for(text), train, latest_start)
 
 
-def expected(plan: RunPlan) -> dict[str, tuple[float, float]]:
-    """Return the forecast of a plan, rounded as printed: ranges of nats per masked token and of accuracy."""
-    forecast = plan.training.forecast
-    ranges = {"mlm_loss": forecast.mlm_loss}
-    if plan.config.data.next_sentence != "none":
-        ranges["nsp_accuracy"] = forecast.nsp_accuracy
-    return {name: (round(low, 2), round(high, 2)) for name, (low, high) in ranges.items()}
-
-
-def describe(plan: RunPlan, machine: MachineFacts) -> str:
-    """Return the plan as YAML with the forecast and the reasons as comments."""
-    text, ranges, pairs = plan.text, expected(plan), ""
-    timed = sum(speed.is_timed for speed in machine.speeds)
-    low, high = ranges["mlm_loss"]
-    if accuracy := ranges.get("nsp_accuracy"):
-        pairs = f", {TASKS[plan.config.data.next_sentence][1]} {accuracy[0]:.0%} to {accuracy[1]:.0%}"
-    why = f"  # {plan.why_seconds}" if plan.why_seconds else ""
-    lines = [
-        f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
-        f"# The text: {text.megabytes} MB, about {text.documents:,.0f} documents of "
-        f"{text.sentences_per_document:g} sentences (median).",
-        f"# The machine: {machine.name}, {machine.cores} cores; {timed} of {len(machine.speeds)} networks timed "
-        f"({machine.source}).",
-        f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{pairs}.",
-        f"# Expected on classification: {plan.training.forecast.use}.",
-        *([f"# Beyond what was measured: {beyond}."] if (beyond := plan.training.forecast.beyond) else ()),
-        f"inputs: {inline_yaml(list(plan.inputs))}",
-        f"time: {duration_text(plan.seconds)}{why}",
-    ]
-    section = ""
-    for choice in plan.choices:
-        name, _, key = choice.key.rpartition(".")
-        if name and name != section:
-            lines.append(f"{name}:")
-            section = name
-        lines.append(f"{'  ' if name else ''}{key}: {inline_yaml(choice.value)}  # {choice.reason}")
-    return "\n".join(lines) + "\n"
-
-
 def compare(output: Path, run: Path) -> str | None:
     """Return a line that compares the forecast with the last held-out metrics; None if either is missing."""
     try:
         forecast = Ranges.validate_json((output / FORECAST).read_bytes())
         metrics = read_metrics(run)
+        pair_accuracy = pair_task_names([read_record(run)])[1]
     except (FileNotFoundError, ValidationError, DataError):  # a finished run must not end with an error
         return None
+    forms = {"mlm_loss": ("MLM loss", ".2f", " nats"), "nsp_accuracy": (pair_accuracy, ".0%", "")}
     last = next((line for line in reversed(metrics) if line.get("validation_mlm_loss") is not None), {})
     texts = []
-    for name, (low, high) in forecast.items():
-        if (value := last.get(f"validation_{name}")) is not None:
-            title, form, unit = "MLM loss", ".2f", " nats"
-            if name != "mlm_loss":
-                title, form, unit = pair_task_names([read_record(run)])[1], ".0%", ""
+    for name, (title, form, unit) in forms.items():
+        value = last.get(f"validation_{name}")
+        if value is not None and name in forecast:
+            low, high = forecast[name]
             place = "inside" if low <= round(value, 2) <= high else "outside"
             texts.append(f"{title} {value:{form}}{unit}, {place} {low:{form}} to {high:{form}}")
     return f"forecast: {'; '.join(texts)}" if texts else None

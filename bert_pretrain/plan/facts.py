@@ -17,7 +17,7 @@ from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError, first_problem
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
-from bert_pretrain.text.languages import MIN_CHINESE_SHARE, count_letters
+from bert_pretrain.text.languages import MIN_CHINESE_SHARE, chinese_share
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_CORPUS_DOCUMENTS, Source
 from bert_pretrain.train.flops import known_card, training_flops
@@ -57,58 +57,67 @@ class TextFacts:
     def tokens(self) -> float:
         return self.num_bytes * TOKENS_PER_BYTE[self.is_chinese]
 
+    def part(self, fraction: float) -> "TextFacts":
+        """Return the facts of a fraction of the documents."""
+        return replace(self, num_bytes=fraction * self.num_bytes, documents=fraction * self.documents)
+
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     """Return the facts of a corpus from a sample.
 
     If the boundary is `auto` and makes few documents, blank lines and lines are tried as boundaries.
     """
-    corpus = Corpus.open(inputs, config, examine=False).training
-    facts = _measure(corpus)
-    if config.document_boundary != "auto" or all(source.format != "txt" for source in corpus.sources):
+    whole = Corpus.open(inputs, config, examine=False)
+    cjk_share = chinese_share(whole.texts)
+    corpus = whole.training
+    facts = _measure(corpus, cjk_share)
+    has_lines = any(source.format == "txt" for source in corpus.sources)
+    if config.document_boundary != "auto" or not has_lines or facts.documents >= MIN_CORPUS_DOCUMENTS:
         return facts
-    for boundary in ("blank_line", "line") if facts.documents < MIN_CORPUS_DOCUMENTS else ():
+    for boundary in ("blank_line", "line"):
         sources = tuple(replace(source, boundary=boundary) for source in corpus.sources)
         other = corpus.config.model_copy(update={"document_boundary": boundary})
-        retried = _measure(replace(corpus, sources=sources, config=other))
+        retried = _measure(replace(corpus, sources=sources, config=other), cjk_share)
         # Lines of one sentence are documents or hard-wrapped text; these cannot be told apart.
-        if retried.documents >= MIN_CORPUS_DOCUMENTS and (boundary != "line" or retried.sentences_per_document >= 2):
+        are_documents = boundary == "blank_line" or retried.sentences_per_document >= 2
+        if are_documents and retried.documents >= MIN_CORPUS_DOCUMENTS:
             return replace(retried, boundary=boundary, documents_as_configured=facts.documents)
     return facts
 
 
-def _measure(corpus: Corpus) -> TextFacts:
-    config, sources = corpus.config, corpus.sources
+def _measure(corpus: Corpus, cjk_share: float) -> TextFacts:
+    config = corpus.config
     sentences: list[float] = []  # number in each document
-    num_bytes = num_documents = 0.0  # of the text in UTF-8, without markup and escapes
-    letters = cjk = 0
+    num_bytes = 0  # of the text in UTF-8, without markup and escapes
+    num_documents = 0.0
     with tempfile.TemporaryDirectory() as name:
         sample = corpus.sample(Path(name), SAMPLE_BYTES)
         for copy, share in zip(sample.corpus.sources, sample.shares, strict=True):
             splitter = SentenceSplitter(copy.splitter, config.language)
             counts = [0]
             for document in sample.read(copy):
-                document_cjk, document_letters = count_letters(document.text)
-                cjk += document_cjk
-                letters += document_letters
                 num_bytes += len(document.text.encode())
-                counts[-1] += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
-                if document.ends_document and counts[-1]:
+                counts[-1] += len(list(splitter.split(document.text, ends_document=document.ends_document)))
+                if document.ends_document:
                     counts.append(0)
             counts = [count for count in counts if count]
-            is_part = copy.boundary == "file"  # the copy is a part of one document
-            num_documents += len(counts) / sample.scale if is_part and share < 1.0 else len(counts)
-            sentences += [round(count / share) for count in counts] if is_part else counts
+            if copy.boundary == "file" and share < 1.0:  # the copy is a part of one document
+                num_documents += len(counts) / sample.scale
+                sentences += [round(count / share) for count in counts]
+            else:
+                num_documents += len(counts)
+                sentences += counts
     if not sentences:
-        raise InputError("the inputs contain no text", where=sources[0].location, remedy="give files that contain text")
-    are_many = len(sources) > MAX_SAMPLED_SOURCES
+        where = corpus.sources[0].location
+        raise InputError("the inputs contain no text", where=where, remedy="give files that contain text")
+    are_many = len(corpus.sources) > MAX_SAMPLED_SOURCES
     is_divisible = are_many or all(map(_is_divisible, sample.originals))
     return TextFacts(
         num_bytes=num_bytes * sample.scale,
         documents=num_documents * sample.scale,
         sentences_per_document=statistics.median(sentences),
-        single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
-        cjk_share=cjk / max(1, letters),
+        single_sentence_share=sentences.count(1) / len(sentences),
+        cjk_share=cjk_share,
         language=config.language,
         is_divisible=is_divisible and config.fraction == 1.0,  # a configured fraction overrides one of the plan
         vocab_reads_all=not are_many and any(source.needs_decoding for source in sample.originals),
@@ -157,7 +166,15 @@ class Size(NamedTuple):
 
 
 # BERT-Tiny to BERT-Large, and one size between the smallest two of Turc et al. (2019).
-SIZES = tuple(map(Size._make, ((2, 128), (2, 256), (4, 256), (4, 512), (8, 512), (12, 768), (24, 1024))))
+SIZES = (
+    Size(2, 128),
+    Size(2, 256),
+    Size(4, 256),
+    Size(4, 512),
+    Size(8, 512),
+    Size(12, 768),
+    Size(24, 1024),
+)
 
 
 class _Facts(BaseModel):
@@ -205,8 +222,8 @@ class MachineFacts(_Facts):
     @property
     def sizes(self) -> tuple[Size, ...]:
         """Sizes of the networks that fit into memory, the smallest first; only the first of `speeds` if none fits."""
-        fitting = [one.size for one in self.speeds if BYTES_PER_WEIGHT * one.size.weights < self.memory_bytes]
-        return tuple(sorted(fitting or [self.speeds[0].size], key=lambda size: size.weights))
+        fitting = [speed.size for speed in self.speeds if BYTES_PER_WEIGHT * speed.size.weights < self.memory_bytes]
+        return tuple(fitting) or (self.speeds[0].size,)
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
         """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
@@ -221,17 +238,15 @@ def num_outputs(device: str, vocab_size: int) -> int:
 
 def read_machine(name_or_file: str) -> MachineFacts:
     """Return the facts of a shipped machine or of a JSON file. Raise ConfigError if there is none or it is invalid."""
-    path = SHIPPED / f"{name_or_file}.json"
-    if not path.is_file():
-        path = Path(name_or_file)
+    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
+    path = shipped.get(name_or_file, Path(name_or_file))
     try:
         return MachineFacts.model_validate_json(path.read_bytes())
     except OSError:
-        known = ", ".join(sorted(shipped.stem for shipped in SHIPPED.glob("*.json")))
-        what, remedy = f"there is no machine '{name_or_file}'", f"choose {known}, or a machine.json of a 'run auto'"
+        what = f"there is no machine '{name_or_file}'"
     except ValidationError as error:
         what = f"{path} is not a file of machine facts: {first_problem(error)}"
-        remedy = "use OUTPUT/machine.json of a 'run auto'"
+    remedy = f"choose {', '.join(shipped)}, or OUTPUT/machine.json of a 'run auto'"
     raise ConfigError(what, where="--machine", remedy=remedy)
 
 

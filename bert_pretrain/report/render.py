@@ -1,7 +1,7 @@
-"""Render the templates in `templates/`: HTML pages and Markdown cards.
+"""Render the templates in `templates/`: HTML pages, Markdown cards and the plan of `run auto`.
 
-Every value in `{{ }}` is escaped: by Jinja2 for `.html` and by `escaped` for `.md`. Templates have two more filters:
-`number` is the built-in `format`, and `table` turns rows into a Markdown table.
+Every value in `{{ }}` is escaped: by Jinja2 for `.html` and by `escaped` for `.md`. Templates have three more filters:
+`number` is the built-in `format`, `table` turns rows into a Markdown table, and `yaml` writes a value as YAML.
 """
 
 import functools
@@ -12,18 +12,23 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from bert_pretrain.config_keys import inline_yaml
+
 
 def render(template: str, /, **values: object) -> str:
     """Fill a template with values and return its text. Raise an error if the template needs another value."""
-    return _environment(template.endswith(".html")).get_template(template).render(values)
+    return _environment(Path(template).suffix).get_template(template).render(values)
 
 
 @functools.cache
-def _environment(is_html: bool) -> Environment:
+def _environment(suffix: str) -> Environment:
+    def for_markdown(value: object) -> object:
+        return value if isinstance(value, Markup) else escaped(value)
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=is_html,
-        finalize=None if is_html else lambda value: value if isinstance(value, Markup) else escaped(value),
+        autoescape=suffix == ".html",
+        finalize=for_markdown if suffix == ".md" else None,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -32,6 +37,7 @@ def _environment(is_html: bool) -> Environment:
     )
     environment.filters["number"] = lambda value, form=",": format(value, form)
     environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))
+    environment.filters["yaml"] = inline_yaml
     return environment
 
 

@@ -97,7 +97,7 @@ def _is_plain_english(samples: Iterable[str]) -> bool:
     return len(letters) >= _MIN_LETTERS and is_ascii and share > 0.28  # 0.27 in Scots, 0.29 to 0.39 in English
 
 
-def count_letters(text: str) -> tuple[int, int]:
+def _count_letters(text: str) -> tuple[int, int]:
     """Return (number of Chinese characters, number of all letters). In Japanese text, the first is 0."""
     num_ideographs = len(re.findall(r"[\u3400-\u4dbf\u4e00-\u9fff]", text))
     num_kana = len(re.findall(r"[\u3041-\u30ff]", text))
@@ -107,7 +107,7 @@ def count_letters(text: str) -> tuple[int, int]:
 
 def chinese_share(samples: Sequence[str]) -> float:
     """Return the share of Chinese characters among the letters of samples."""
-    counts = [count_letters(sample) for sample in samples]
+    counts = [_count_letters(sample) for sample in samples]
     return sum(chinese for chinese, _ in counts) / max(1, sum(letters for _, letters in counts))
 
 

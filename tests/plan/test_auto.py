@@ -205,7 +205,7 @@ def test_overwrite_resets_the_used_time(english_text: Path, tmp_path: Path, monk
 def test_compare_says_which_metrics_are_inside_the_forecast(
     loss: float, accuracy: float | None, outside: int, tmp_path: Path
 ) -> None:
-    (tmp_path / auto.FORECAST).write_text(json.dumps(auto.expected(MADE)))
+    (tmp_path / auto.FORECAST).write_text(json.dumps(MADE.expected))
     last = {"step": 9, "validation_mlm_loss": loss, "validation_nsp_accuracy": accuracy}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(last) + "\n")
     line = auto.compare(tmp_path, tmp_path) or ""

@@ -24,8 +24,8 @@ def test_every_measured_run_is_in_its_expected_range(run: dict[str, Any]) -> Non
         run["vocab_size"],
         tokens,
         run.get("epochs", 1.0),
-        is_chinese=run["language"] == "zh",
-        batch_tokens=run["tokens"] / run["steps"],
+        run["language"] == "zh",
+        run["tokens"] / run["steps"],
         from_cooccurrences=run.get("init") == "cooccurrences",
     )
     assert expected.mlm_loss[0] <= run["mlm_loss"] <= expected.mlm_loss[1]
