@@ -10,7 +10,6 @@ from bert_pretrain.inspect import terminal
 from bert_pretrain.inspect.checks import CHECKS
 from bert_pretrain.inspect.inspection import inspect_rows
 from bert_pretrain.io.manifest import read_manifest
-from bert_pretrain.report.curves import write_file
 
 
 def inspect(
@@ -42,10 +41,9 @@ def inspect(
     inspection = inspect_rows(folder, split, row_numbers, all_shards=stats or html is not None, workers=workers)
     terminal.show(inspection, examples=inspection.examples[:num_in_terminal], with_statistics=stats)
     if html is not None:
-        from bert_pretrain.report.render import render  # imports Jinja2, which only the page needs
+        from bert_pretrain.report.render import write_page  # imports Jinja2, which only the page needs
 
-        page = render("inspect.html", name=folder.path.resolve().name, inspection=inspection, checks=CHECKS)
-        write_file(html, page.encode())
+        write_page(html, "inspect.html", name=folder.path.resolve().name, inspection=inspection, checks=CHECKS)
         print(f"page: {html}")
     return not inspection.failed
 

@@ -159,6 +159,17 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that the user has named, atomically."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        what = f"cannot write the file: {error.strerror}"
+        raise OutputError(what, where=str(path), remedy="choose a path that you may write to") from error
+
+
 def write_json(path: Path, value: object) -> None:
     """Write an indented JSON file atomically."""
     write_text(path, json_text(value))

@@ -5,14 +5,16 @@ The hints depend only on the run's manifest and the lines of `metrics.jsonl` so 
 run. Healthy runs get no hint: `tests/report/test_diagnosis.py` checks some.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_pretrain.metrics import frequency_loss, number_of, value_of
 
+DIAGNOSED = ("mlm_loss", "nsp_accuracy", "grad_norm")  # metrics of training
 MAX_POINTS = 400
 WINDOW_SHARE = 0.1  # share of the run over which metrics are averaged
 PLATEAU_NATS = 0.1  # minimum distance below the loss of token frequencies that counts as progress
@@ -40,111 +42,126 @@ class Diagnosis:
     def __init__(self, record: Mapping[str, Any]) -> None:
         """Start with the manifest of a finished or unfinished run; rules that need a missing value are skipped."""
         self.hints: dict[str, Hint] = {}  # by cause
-        self._steps, self._seconds = number_of(record, "length.steps"), number_of(record, "length.seconds")
-        self._warmup_share = number_of(record, "config.train.warmup_ratio") or 0.0
-        if self._steps:  # the learning rate schedule may be longer than the run, where phases share one
-            schedule_steps = max(self._steps, number_of(record, "config.train.schedule_steps") or 0)
-            warmup_steps = number_of(record, "config.train.warmup_steps")
-            warmup_steps = self._warmup_share * schedule_steps if warmup_steps is None else warmup_steps
-            self._warmup_share = min(1.0, warmup_steps / self._steps)
+        self._total_steps = number_of(record, "length.steps")
+        self._total_seconds = number_of(record, "length.seconds")
+        self._warmup_share = _warmup_share(record)
         self._max_grad_norm = number_of(record, "config.train.max_grad_norm") or 1.0
         self._uses_muon = value_of(record, "config.train.optimizer") == "muon"
-        self._entropy: float | None = number_of(record, "data.statistics.unigram_entropy.train")
+        self._entropy = number_of(record, "data.statistics.unigram_entropy.train")
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
         self._first_loss: float | None = None
-        self._num_lines, self._num_steps, self._share = 0, 0, 0.0  # so far; `_share` of the run
-        self._points: list[tuple[float, dict[str, tuple[float, int]]]] = []  # share; metric -> mean, number of values
+        self._num_lines = 0  # of training
+        self._num_steps = 0
+        self._share = 0.0  # of the run
+        self._points = 0  # begun so far
+        self._means: dict[str, list[float]] = {name: [] for name in DIAGNOSED}  # one of each finished point
+        self._newest: dict[str, list[float]] = {}  # values of the newest point
 
     def add(self, line: Mapping[str, Any]) -> list[Hint]:
         """Add a line of metrics, of training or of an evaluation, and return the new hints."""
-        self._first_step = line["step"] if self._first_step is None else self._first_step
+        if self._first_step is None:
+            self._first_step = line["step"]
         self._first_loss = self._first_loss or _number(line, "validation_mlm_loss") or _number(line, "mlm_loss")
-        known = set(self.hints)
+        num_known = len(self.hints)
         if line.get("validation_mlm_loss", 0.0) is None:
-            self.hints.setdefault(RATE_TOO_HIGH, _too_high("the held-out loss is not finite"))
-        if "mlm_loss" in line and self._add_to_points(line) and self._num_lines >= 10:  # fewer lines are too noisy
-            for rule in (self._rate_too_high, self._plateau, self._no_next_sentence):
-                if hint := rule():
-                    self.hints.setdefault(hint.cause, hint)
-        return [hint for cause, hint in self.hints.items() if cause not in known]
+            self._keep(_too_high("the held-out loss is not finite"))
+        if "mlm_loss" in line and self._starts_point(line) and self._num_lines >= 10:  # fewer lines are too noisy
+            self._keep(self._rate_too_high())
+            self._keep(self._plateau())
+            self._keep(self._no_next_sentence())
+        return list(self.hints.values())[num_known:]
 
-    def _add_to_points(self, line: Mapping[str, Any]) -> bool:
+    def _keep(self, hint: Hint | None) -> None:
+        if hint is not None:
+            self.hints.setdefault(hint.cause, hint)
+
+    def _starts_point(self, line: Mapping[str, Any]) -> bool:
         """Add a training line to the points and return whether it starts a new one."""
         self._num_lines += 1
         first_step = self._first_step or 0
         self._num_steps = line["step"] - first_step
-        if self._steps:
-            self._share = self._num_steps / max(self._steps - first_step, 1)
-        elif self._seconds:
-            self._share = (_number(line, "elapsed_seconds") or 0.0) / self._seconds
+        before = int(self._share * MAX_POINTS)
+        if self._total_steps:
+            self._share = self._num_steps / max(self._total_steps - first_step, 1)
+        elif self._total_seconds:
+            self._share = (_number(line, "elapsed_seconds") or 0.0) / self._total_seconds
         else:
             return False
-        is_new = not self._points or int(self._share * MAX_POINTS) > int(self._points[-1][0] * MAX_POINTS)
+        is_new = self._points == 0 or int(self._share * MAX_POINTS) > before
         if is_new:
-            self._points.append((self._share, {}))
-        means = self._points[-1][1]
-        for name in ("mlm_loss", "nsp_accuracy", "grad_norm"):
-            if (value := _number(line, name)) is not None:
-                mean, count = means.get(name, (0.0, 0))
-                means[name] = mean + (value - mean) / (count + 1), count + 1
+            self._points += 1
+            self._means = {name: self._values(name) for name in DIAGNOSED}
+            self._newest = {}
+        for name in DIAGNOSED:
+            value = _number(line, name)
+            if value is not None:
+                self._newest.setdefault(name, []).append(value)
         return is_new
-
-    def _num_points(self, share: float, minimum: int) -> int:
-        """Return the number of points in a share of the run, at least `minimum`."""
-        return max(minimum, round(share * len(self._points) / max(self._share, 1 / MAX_POINTS)))
 
     def _values(self, name: str) -> list[float]:
         """Return a metric's mean in every point that has it."""
-        return [means[name][0] for _, means in self._points if name in means]
+        newest = [fmean(self._newest[name])] if name in self._newest else []
+        return self._means[name] + newest
 
-    def _rate_too_high(self) -> Hint | None:
-        """Return a hint if the loss or the gradient norm has risen far above earlier values."""
-        n, losses, norms = self._num_points(0.02, 3), self._values("mlm_loss"), self._values("grad_norm")
-        if self._share < self._warmup_share or len(losses) < 2 * n:
-            return None
-        sums = [0.0, *itertools.accumulate(losses)]
-        best = min(after - before for before, after in zip(sums, sums[n:], strict=False)) / n  # mean of n points
-        best = min(best, self._first_loss or best)
-        now = fmean(losses[-n:])
-        if now > best + FAR_NATS:
-            return _too_high(f"the loss of masked tokens rose from {best:.2f} to {now:.2f} nats")
-        before, norm = median(norms[:-n] or norms or [0.0]), min(norms[-n:], default=0.0)
-        if norm > 10.0 * max(before, self._max_grad_norm):
-            return _too_high(f"the gradient norm rose from {before:.2g} to {norm:.2g}")
-        return None
+    def _num_points(self, share: float, minimum: int) -> int:
+        """Return the number of points in a share of the run, at least `minimum`."""
+        return max(minimum, round(share * self._points / max(self._share, 1 / MAX_POINTS)))
 
     def _patience_share(self) -> float:
         """Return the share of the run that a plateau may last: 20,000 steps, limited to 10 % to 50 % of the run."""
         return min(0.5, max(0.1, 20_000 * self._share / max(self._num_steps, 1)))
 
+    def _rate_too_high(self) -> Hint | None:
+        """Return a hint if the loss or the gradient norm has risen far above earlier values."""
+        n = self._num_points(0.02, 3)
+        losses = self._values("mlm_loss")
+        norms = self._values("grad_norm")
+        if self._share < self._warmup_share or len(losses) < 2 * n:
+            return None
+        means_of_n = np.convolve(losses, np.full(n, 1 / n), "valid")
+        best = min(float(means_of_n.min()), self._first_loss or math.inf)
+        now = fmean(losses[-n:])
+        if now > best + FAR_NATS:
+            return _too_high(f"the loss of masked tokens rose from {best:.2f} to {now:.2f} nats")
+        before = median(norms[:-n] or norms or [0.0])
+        norm = min(norms[-n:], default=0.0)
+        if norm > 10.0 * max(before, self._max_grad_norm):
+            return _too_high(f"the gradient norm rose from {before:.2g} to {norm:.2g}")
+        return None
+
     def _plateau(self) -> Hint | None:
         """Return a hint if the loss no longer falls but is not below that of token frequencies."""
-        entropy, losses, n = self._entropy, self._values("mlm_loss"), self._num_points(WINDOW_SHARE, 2)
+        n = self._num_points(WINDOW_SHARE, 2)
+        losses = self._values("mlm_loss")
         # In the last tenth the learning rate is too small for progress; `nothing_learned` judges the end.
         is_due = self._warmup_share + self._patience_share() <= self._share <= 1 - WINDOW_SHARE
-        if entropy is None or len(losses) < 2 * n or not is_due:
+        if self._entropy is None or len(losses) < 2 * n or not is_due:
             return None
-        now, before = fmean(losses[-n:]), fmean(losses[-2 * n : -n])
-        is_falling = before - now > 0.03
-        if now < entropy - PLATEAU_NATS or is_falling or self.hints.keys() & {"plateau", RATE_TOO_HIGH}:
+        now = fmean(losses[-n:])
+        is_falling = fmean(losses[-2 * n : -n]) - now > 0.03
+        if now < self._entropy - PLATEAU_NATS or is_falling or self.hints.keys() & {"plateau", RATE_TOO_HIGH}:
             return None
-        observed = f"after {self._share:.0%} of the run the loss of masked tokens is {now:.2f} nats; token "
-        observed += f"frequencies alone give {entropy:.2f}"
-        if now > entropy + 0.2:  # no healthy loss stays so far above token frequencies
+        observed = (
+            f"after {self._share:.0%} of the run the loss of masked tokens is {now:.2f} nats; token frequencies alone "
+            f"give {self._entropy:.2f}"
+        )
+        if now > self._entropy + 0.2:  # no healthy loss stays so far above token frequencies
             return _too_high(observed)
+        advice = "train for more steps" if self._uses_muon else "train for more steps, use train.optimizer=muon"
         return Hint(
             "plateau",
             observed,
-            f"train for more steps{'' if self._uses_muon else ', use train.optimizer=muon'}, or change train.peak_lr "
-            "(tiny models need a higher one, deep models a lower one and a longer warm-up)",
+            f"{advice}, or change train.peak_lr (tiny models need a higher one, deep models a lower one and a longer "
+            "warm-up)",
         )
 
     def _no_next_sentence(self) -> Hint | None:
         """Return a hint if masked tokens are learned but next sentences are not."""
         n = self._num_points(self._patience_share(), 3)
-        accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
-        if self._entropy is None or min(len(accuracies), len(losses)) < n or not self._has_next_sentence:
+        accuracies = self._values("nsp_accuracy")
+        losses = self._values("mlm_loss")
+        if self._entropy is None or not self._has_next_sentence or min(len(accuracies), len(losses)) < n:
             return None
         if self._num_steps < 3000:  # a healthy run may stay at chance for this long
             return None
@@ -160,9 +177,21 @@ class Diagnosis:
         )
 
 
-def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> list[Hint]:
+def _warmup_share(record: Mapping[str, Any]) -> float:
+    """Return the share of the run in which the learning rate rises."""
+    share = number_of(record, "config.train.warmup_ratio") or 0.0
+    steps = number_of(record, "length.steps")
+    if not steps:
+        return share
+    warmup_steps = number_of(record, "config.train.warmup_steps")
+    if warmup_steps is None:  # the learning rate schedule may be longer than the run, where phases share one
+        warmup_steps = share * max(steps, number_of(record, "config.train.schedule_steps") or 0)
+    return min(1.0, warmup_steps / steps)
+
+
+def diagnose(record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[Hint]:
     """Return the hints of a run from its manifest and its lines of `metrics.jsonl`, in the order they appear."""
-    diagnosis, lines = Diagnosis(record), list(lines)
+    diagnosis = Diagnosis(record)
     for line in lines:
         diagnosis.add(line)
     final = nothing_learned(record, lines) if "progress" in record else None  # only after the end of the run
@@ -181,12 +210,14 @@ def nothing_learned(record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
         ("training", "mlm_loss", number_of(record, "data.statistics.unigram_entropy.train")),
     )
     for kind, name, reference in references:
-        losses = [value for line in lines if (value := _number(line, name)) is not None]
-        if not losses or reference is None:
+        losses = [_number(line, name) for line in lines if name in line]
+        finite = [loss for loss in losses if loss is not None]
+        if not finite or reference is None:
             continue
-        if next(line[name] for line in reversed(lines) if name in line) is None:
+        if losses[-1] is None:
             return _too_high(f"at the end the {kind} loss of masked tokens is not finite")
-        first, last = losses[0], losses[-1]
+        first = finite[0]
+        last = finite[-1]
         if last < reference - PLATEAU_NATS:
             return None
         return Hint(
@@ -206,15 +237,13 @@ def too_large(weights: int, tokens: float) -> Hint | None:
     """
     if weights <= 2 * MAX_WEIGHTS_PER_TOKEN * tokens:
         return None
+    remedy = "add more text"
     sizes = {name: 12 * layers * hidden**2 for name, (layers, hidden) in PRESETS.items()}
     smaller = [name for name, size in sizes.items() if size < weights]
     enough = [name for name in smaller if sizes[name] <= MAX_WEIGHTS_PER_TOKEN * tokens]
-    advised = enough[-1:] or smaller[:1]
-    return Hint(
-        "little text for the model",
-        f"{weights:,} encoder weights for {tokens:,.0f} tokens",
-        "add more text" + "".join(f", or use a smaller model, such as --config {name}" for name in advised),
-    )
+    if smaller:
+        remedy += f", or use a smaller model, such as --config {enough[-1] if enough else smaller[0]}"
+    return Hint("little text for the model", f"{weights:,} encoder weights for {tokens:,.0f} tokens", remedy)
 
 
 def _too_high(observed: str) -> Hint:

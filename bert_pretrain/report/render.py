@@ -13,11 +13,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bert_pretrain.config_keys import inline_yaml
+from bert_pretrain.io.files import write_file
 
 
 def render(template: str, /, **values: object) -> str:
     """Fill a template with values and return its text. Raise an error if the template needs another value."""
     return _environment(Path(template).suffix).get_template(template).render(values)
+
+
+def write_page(path: Path, template: str, /, **values: object) -> None:
+    """Fill a template and write it to a file."""
+    write_file(path, render(template, **values).encode())
 
 
 @functools.cache

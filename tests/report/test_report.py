@@ -13,11 +13,11 @@ import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import sha256_file
-from bert_pretrain.io.manifest import Output, read_record
+from bert_pretrain.io.manifest import Output
 from bert_pretrain.metrics import read_metrics
-from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, write_figure
+from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_run, write_figure
 from bert_pretrain.report.render import escaped, render
-from bert_pretrain.report.report import normal_values, write_report
+from bert_pretrain.report.report import write_report
 from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of
 
 pytest.importorskip("matplotlib")
@@ -44,8 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def drawn(runs: list[Path], path: Path) -> Path:
-    records, metrics = [read_record(run) for run in runs], [read_metrics(run) for run in runs]
-    write_figure(make_figure(runs, records, metrics, PANELS), path)
+    write_figure(make_figure(list(map(read_run, runs)), PANELS), path)
     return path
 
 
@@ -63,7 +62,7 @@ def test_one_or_several_runs_are_drawn(run: Path, tmp_path: Path) -> None:
 
 def test_panels_show_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path, vocab_size=4096, unigram_entropy={"train": 6.0, "validation": 5.5})
-    figure = make_figure([run], [read_record(run)], [read_metrics(run)], PANELS)
+    figure = make_figure([read_run(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
@@ -88,14 +87,17 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(tmp_path: Path
     assert [label in text for label in labels] == [False, True, True]
 
 
-def test_normal_values_follow_the_recipe() -> None:
+@pytest.mark.parametrize(("bias", "first"), [("zeros", "8.3 nats"), ("unigram", "6.2 nats: token freq")])
+def test_normal_values_follow_the_recipe(run: Path, tmp_path: Path, bias: str, first: str) -> None:
     statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.2}, "next_sentence": "none"}
-    record = {"data": {"statistics": statistics}, "config": {"train": {"mlm_bias": "zeros"}}}
-    assert "8.3 nats" in dict(normal_values(record))["First loss"]
-    record["config"]["train"]["mlm_bias"] = "unigram"
-    values = dict(normal_values(record))
-    assert "6.2 nats" in values["First loss"]
-    assert "Next sentence" not in values
+    record = {"data": {"statistics": statistics}, "config": {"train": {"mlm_bias": bias, "max_grad_norm": 1.0}}}
+    (run / "manifest.json").write_text(json.dumps(record))
+    page = write_report([run], tmp_path / "curves.png")[1].read_text()
+    expected = page[page.index("What to expect") :]
+    assert f"about {first}" in expected
+    assert "near 6.2 nats" in expected
+    assert "clipped above 1." in expected
+    assert "Next sentence" not in expected
 
 
 def test_runs_without_metrics_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
