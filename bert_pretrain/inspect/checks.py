@@ -54,14 +54,17 @@ def check_shard(
     if not _has_columns(examples, split, config):
         return ShardReport({"shards": f"{record.path} has a missing or an extra column"})
     bad_rows = _check_layout(examples, tokenizer, config)
-    rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*bad_rows.values()]))
-    readable = examples.take(rows)
-    for name, bad in _check_text(readable, tokenizer, config).items():
-        bad_rows[name] = rows[bad]
-    failures = dict.fromkeys(["shards", *bad_rows], "")
-    for name, bad in bad_rows.items():
-        if len(bad):
-            failures[name] = f"{record.path}: {len(bad):,} of the examples, first {split} row {first_row + bad[0]}"
+    is_readable = ~np.logical_or.reduce(list(bad_rows.values()))
+    readable = examples.take(np.flatnonzero(is_readable))
+    for name, is_bad in _check_text(readable, tokenizer, config).items():
+        bad_rows[name] = np.zeros(len(examples), dtype=bool)
+        bad_rows[name][is_readable] = is_bad
+    failures = {"shards": ""}
+    for name, is_bad in bad_rows.items():
+        failures[name] = ""
+        if is_bad.any():
+            first = f"first {split} row {first_row + is_bad.argmax()}"
+            failures[name] = f"{record.path}: {is_bad.sum():,} of the examples, {first}"
     labels = examples.next_sentence_label
     if labels is not None and not failures["labels"]:
         zeros = int((labels == 0).sum())
@@ -82,50 +85,47 @@ def _has_columns(examples: Examples, split: str, config: DataConfig) -> bool:
 
 
 def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return, for each check, the rows with impossible lengths, positions, ids or labels, in ascending order."""
+    """Return for each check which rows have impossible lengths, positions, ids or labels, (rows,) bool."""
     lengths = examples.lengths
     b_start = examples.segment_b_start.astype(np.int64)
+    shortest = 5
+    is_divided = (b_start >= 3) & (b_start <= lengths - 2)
     if config.next_sentence == "none":
         shortest = 3
         is_divided = b_start == lengths
-    else:
-        shortest = 5
-        is_divided = (b_start >= 3) & (b_start <= lengths - 2)
     bad_rows = {
-        "lengths": np.flatnonzero((lengths < shortest) | (lengths > config.max_seq_length)),
-        "segments": np.flatnonzero(~is_divided),
+        "lengths": (lengths < shortest) | (lengths > config.max_seq_length),
+        "segments": ~is_divided,
         "token ids": _rows_with(examples.input_ids >= tokenizer.vocab_size, examples.offsets),
     }
     if examples.next_sentence_label is not None:
-        bad_rows["labels"] = np.flatnonzero(examples.next_sentence_label > 1)
-    if examples.masks is not None:
-        masks = examples.masks
-        row_of_mask = ragged.lists_of(masks.offsets)
+        bad_rows["labels"] = examples.next_sentence_label > 1
+    masks = examples.masks
+    if masks is not None:
+        row = ragged.lists_of(masks.offsets)  # of each predicted token
         positions = masks.positions.astype(np.int64)
-        is_special = (positions == 0) | (positions == b_start[row_of_mask] - 1)
-        is_wrong = is_special | (positions >= lengths[row_of_mask] - 1)
-        is_wrong[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
-        bad_rows["masked positions"] = np.unique(row_of_mask[is_wrong])
+        is_special = (positions == 0) | (positions == b_start[row] - 1) | (positions >= lengths[row] - 1)
+        is_special[1:] |= (np.diff(positions) <= 0) & (np.diff(row) == 0)  # not ascending
+        bad_rows["masked positions"] = _rows_with(is_special, masks.offsets)
         may_be_text = np.append(~tokenizer.is_reserved_id, False)  # the last entry is for ids beyond the vocabulary
         may_be_text[tokenizer.unk_id] = True
-        is_wrong = ~may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
-        bad_rows["token ids"] = np.union1d(bad_rows["token ids"], row_of_mask[is_wrong])
+        is_text = may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
+        bad_rows["token ids"] |= _rows_with(~is_text, masks.offsets)
     return bad_rows
 
 
 def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return the rows that fail the checks of special tokens and of predictions."""
+    """Return which rows fail the checks of special tokens and of predictions, (rows,) bool."""
     ids = examples.input_ids
     originals = examples.original_ids
     first = examples.offsets[:-1]
-    last = examples.offsets[1:] - 1
-    is_text = np.ones(len(ids), dtype=bool)
     if config.next_sentence == "none":  # a [SEP] may be anywhere, as it ends a document
         is_text = originals != tokenizer.sep_id
     else:
+        is_text = np.ones(len(ids), dtype=bool)
         is_text[first + examples.segment_b_start - 1] = False
     is_text[first] = False
-    is_text[last] = False
+    is_text[examples.offsets[1:] - 1] = False
     is_wrong = ~is_text & (ids != tokenizer.sep_id)
     is_wrong[1:] |= ~is_text[1:] & ~is_text[:-1]  # a segment without text
     is_wrong[first] = ids[first] != tokenizer.cls_id
@@ -137,13 +137,17 @@ def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) ->
     bad_rows = {"special tokens": _rows_with(is_wrong, examples.offsets)}
     if examples.masks is not None:
         counts = np.diff(examples.masks.offsets)
-        num_maskable = np.bincount(ragged.lists_of(examples.offsets)[is_text], minlength=len(examples))
-        expected = num_to_mask(num_maskable, config)
+        expected = num_to_mask(_num_in_rows(is_text, examples.offsets), config)
         shortest = 1 if config.whole_word_mask else expected
-        bad_rows["predictions"] = np.flatnonzero((counts < shortest) | (counts > expected))
+        bad_rows["predictions"] = (counts < shortest) | (counts > expected)
     return bad_rows
 
 
+def _num_in_rows(is_counted: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the number of counted tokens of each row."""
+    return np.bincount(ragged.lists_of(offsets)[is_counted], minlength=len(offsets) - 1)
+
+
 def _rows_with(is_bad: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the rows that have a bad token, ascending."""
-    return np.unique(ragged.lists_of(offsets)[is_bad])
+    """Return which rows have a bad token."""
+    return _num_in_rows(is_bad, offsets) > 0

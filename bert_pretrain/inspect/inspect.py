@@ -1,15 +1,25 @@
-"""`inspect`: show a data folder in the terminal and as an HTML page, and check it against its configuration."""
+"""`inspect`: show a data folder in the terminal and as an HTML page, and check it against its configuration.
 
+Both are templates (`report/templates`), filled from one `Inspection`.
+"""
+
+import os
+import re
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bert_pretrain import rng
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
-from bert_pretrain.inspect import terminal
 from bert_pretrain.inspect.checks import CHECKS
-from bert_pretrain.inspect.inspection import inspect_rows
+from bert_pretrain.inspect.inspection import Inspection, inspect_rows
+from bert_pretrain.inspect.rendering import RenderedExample
 from bert_pretrain.io.manifest import read_manifest
+from bert_pretrain.report.render import render, write_page
+
+MARK_COLORS = {"=": 33, "[MASK]→": 36, "": 31}  # yellow, cyan, red: by the start of a mark
 
 
 def inspect(
@@ -39,10 +49,8 @@ def inspect(
         rows = 24 if html else num_in_terminal
     row_numbers = _choose_rows(folder, split, rows or 0, chosen, seed)
     inspection = inspect_rows(folder, split, row_numbers, all_shards=stats or html is not None, workers=workers)
-    terminal.show(inspection, examples=inspection.examples[:num_in_terminal], with_statistics=stats)
+    _show(inspection, inspection.examples[:num_in_terminal], with_statistics=stats)
     if html is not None:
-        from bert_pretrain.report.render import write_page  # imports Jinja2, which only the page needs
-
         write_page(html, "inspect.html", name=folder.path.resolve().name, inspection=inspection, checks=CHECKS)
         print(f"page: {html}")
     return not inspection.failed
@@ -62,3 +70,25 @@ def _choose_rows(folder: DataFolder, split: str, num_rows: int, chosen: Sequence
         return list(dict.fromkeys(chosen))
     draw = rng.stream(seed, "inspect", split=split).choice(total, min(num_rows, total), replace=False, shuffle=False)
     return sorted(draw.tolist())
+
+
+def _show(inspection: Inspection, examples: Sequence[RenderedExample], *, with_statistics: bool) -> None:
+    """Print examples, optional statistics, and the result of the checks, in colors if the terminal has them."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    has_colors = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def painted(text: str, color: int) -> str:
+        return f"\x1b[{color}m{text}\x1b[0m" if has_colors else text
+
+    text = render(
+        "inspect.txt",
+        inspection=inspection,
+        examples=examples,
+        with_statistics=with_statistics,
+        checks=CHECKS,
+        width=shutil.get_terminal_size().columns,
+        bold=lambda text: painted(text, 1),
+        good=lambda text: painted(text, 32),
+        bad=lambda text: painted(text, 31),
+    )
+    print(re.sub(r"⟨(=|\[MASK\]→|)\S+?⟩", lambda mark: painted(mark[0], MARK_COLORS[mark[1]]), text), end="")

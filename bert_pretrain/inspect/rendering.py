@@ -5,8 +5,7 @@ The output has no control characters.
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
-from unicodedata import east_asian_width
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,10 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.text.tokenizer import Tokenizer
 
-Kind = Literal["plain", "mask", "random", "kept"]
 LABELS = {
     "nsp": {0: "B follows A", 1: "B is from another document"},
     "sop": {0: "A and B in order", 1: "A and B swapped"},
 }
-_NO_SPACE_BEFORE = frozenset(".,;:!?%)]}’”…")
-_NO_SPACE_AFTER = frozenset("([{“‘")
 
 
 class Token(NamedTuple):
@@ -30,8 +26,15 @@ class Token(NamedTuple):
 
     shown: str
     original: str
-    kind: Kind
+    kind: str  # plain, mask, random, or kept
     has_space: bool  # whether a space precedes it
+
+    @property
+    def marked(self) -> str:
+        """The token as text, with marks if it is predicted."""
+        if self.kind == "plain":
+            return self.shown
+        return f"⟨={self.original}⟩" if self.kind == "kept" else f"⟨{self.shown}→{self.original}⟩"
 
 
 class RenderedExample(NamedTuple):
@@ -45,9 +48,10 @@ class RenderedExample(NamedTuple):
     segments: list[tuple[str, list[Token]]]  # A, B, or a bullet without pairs; and the text up to [SEP]
 
     @property
-    def predictions(self) -> str:
-        """The number of predicted tokens, in words."""
-        return "masks drawn in training" if self.num_masked is None else f"{self.num_masked} predicted"
+    def title(self) -> str:
+        """Text such as 'train row 5: 64 tokens, 9 predicted'."""
+        predictions = "masks drawn in training" if self.num_masked is None else f"{self.num_masked} predicted"
+        return f"{self.split} row {self.row}: {self.num_tokens} tokens, {predictions}"
 
 
 def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
@@ -105,13 +109,14 @@ def _tokens(ids: list[int], positions: range, originals: dict[int, int], tokeniz
     for position in positions:
         shown = _readable(ids[position], tokenizer)
         original = _readable(originals.get(position, ids[position]), tokenizer)
-        has_space = bool(tokens) and _needs_space(tokens[-1].original, original)
-        kind: Kind = "plain"
-        if position in originals:
+        has_space = bool(tokens) and not original.startswith("##")
+        if position not in originals:
+            kind = "plain"
+        elif ids[position] == tokenizer.mask_id:
+            kind = "mask"
+        else:
             kind = "kept" if shown == original else "random"
-            if ids[position] == tokenizer.mask_id:
-                kind = "mask"
-        elif tokens and not has_space:
+        if kind == "plain" and tokens:
             shown = original = shown.removeprefix("##")
         tokens.append(Token(shown, original, kind, has_space))
     return tokens
@@ -122,10 +127,3 @@ def _readable(token_id: int, tokenizer: Tokenizer) -> str:
     if token_id >= tokenizer.vocab_size:
         return f"[id {token_id}]"
     return "".join(character if character.isprintable() else "�" for character in tokenizer.tokens[token_id])
-
-
-def _needs_space(before: str, token: str) -> bool:
-    if token.startswith("##") or token in _NO_SPACE_BEFORE or before in _NO_SPACE_AFTER:
-        return False
-    # There is no space between wide characters, such as Chinese ones.
-    return not (before and token and {east_asian_width(before[-1]), east_asian_width(token[0])} <= {"W", "F"})
