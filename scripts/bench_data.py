@@ -1,4 +1,4 @@
-"""Benchmark the data stages against other tools and on several file formats; prints medians of repeated runs.
+"""Benchmark the data stages against other tools; prints medians of repeated runs.
 
 Every measurement runs in a new process, alternating with the other tool. Corpora have one sentence per line and blank
 lines between documents, and may be compressed. `--only scaling` prints the table of docs/scaling.md.
@@ -30,7 +30,6 @@ from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
 BLOCK_BYTES = 4 << 20  # as in the token store
 PEER_SENTENCES = 10_000  # per call of encode_batch_fast
 SIZES = {"16 GB": 16e3, "1 TB": 1e6}  # in MB
@@ -115,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("bench-data"), help="folder for texts and outputs")
     parser.add_argument("--slice-mb", type=float, default=20.0, help="amount of text to time encode_batch_fast on")
     parser.add_argument("--vocab-size", type=int, default=30522, help="for English; at most 21,128 for Chinese")
-    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs for busy and scaling")
+    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the text for scaling")
     return parser.parse_args()
 
 
@@ -141,7 +140,7 @@ def measure_make_data(bench: Bench) -> Iterator[Row]:
     vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
 
     def speed(*, length: int = 128, workers: int = 2) -> float:
-        return megabytes / run_program(*make_data_words([text], vocab, place, length=length, workers=workers))[0]
+        return megabytes / run_program(*make_data_words(text, vocab, place, length=length, workers=workers))[0]
 
     title = "make-data, 5 copies, length 128, two workers"
     encoder = Row(title, "encode_batch_fast alone, two cores")
@@ -162,15 +161,17 @@ def measure_make_data(bench: Bench) -> Iterator[Row]:
 
 
 def make_data_words(
-    texts: list[Any], vocab: Path, place: Path, *, length: int = 128, workers: int = 2, copies: int = 5
+    text: Path,
+    vocab: Path,
+    place: Path,
+    *,
+    length: int = 128,
+    workers: int = 2,
+    copies: int = 5,
 ) -> list[object]:
     settings = ["--set", f"data.dupe_factor={copies}", "--set", f"data.max_seq_length={length}"]
     folders = ["--vocab", vocab, "--output", place / f"data-{length}-{copies}", "--store", place / "store"]
-    return ["make-data", *texts, *folders, "--workers", workers, *settings]
-
-
-def vocab_words(texts: list[Any], place: Path) -> list[object]:
-    return ["vocab", *texts, "--output", place / "vocab", "--workers", 2]
+    return ["make-data", text, *folders, "--workers", workers, *settings]
 
 
 def measure_vocab(bench: Bench) -> Iterator[Row]:
@@ -188,28 +189,11 @@ def measure_vocab(bench: Bench) -> Iterator[Row]:
         yield row
 
 
-def measure_busy(bench: Bench) -> Iterator[Row]:
-    """Measure the utilization of two cores and the time of a dry run for each shape of input."""
-    vocab = bench.vocab("english")
-    for kind in SHAPES:
-        texts = run_task("shape", bench.texts["english"], kind, bench.arguments.shape_mb, bench.work / "shape")
-        size = f"{bench.arguments.shape_mb:g} MB"
-        dry_run = Row(f"dry run, {kind}, {size}", unit="s")
-        label = f"{kind}, {size}: CPU time over wall time and cores"
-        shares = [Row(f"{stage}, {label}", unit="") for stage in ("make-data", "vocab")]
-        for _ in range(bench.arguments.repeats):
-            place = fresh(bench.work / "busy")
-            words = make_data_words(texts, vocab, place)
-            dry_run.ours.append(run_program(*words, "--dry-run")[0])
-            for row, command in zip(shares, (words, vocab_words(texts, place)), strict=True):
-                seconds, cpu, _ = run_program(*command)
-                row.ours.append(cpu / seconds / 2)
-        yield from (*shares, dry_run)
-
-
 MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "ids": measure_ids, "make-data": measure_make_data, "vocab": measure_vocab, "busy": measure_busy,
-}  # fmt: skip
+    "ids": measure_ids,
+    "make-data": measure_make_data,
+    "vocab": measure_vocab,
+}
 
 
 def scaling_table(bench: Bench) -> str:
@@ -219,53 +203,71 @@ def scaling_table(bench: Bench) -> str:
     five copies from the store, and the time of four of them is added to the first. Use at least 100 MB: with less,
     `vocab` has not reached its maximum of distinct words and the extrapolated time is too long.
     """
-    vocab, measured = bench.vocab("english"), []
-    sizes = [bench.arguments.shape_mb / 2, bench.arguments.shape_mb]
-    for megabytes in sizes:
-        texts = run_task("shape", bench.texts["english"], "text", megabytes, bench.work / "shape")
-        place = fresh(bench.work / "scaling")
-        commands = [vocab_words(texts, place)]
-        for length, copies in ((128, 1), (128, 5), (512, 5)):
-            commands.append(make_data_words(texts, vocab, place, length=length, copies=copies))
-        used = [run_program(*words) for words in commands]
-        manifests = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
-        rows = [manifest["splits"]["train"]["rows"] for manifest in manifests]
-        sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
-        cpu = [cpu for _, cpu, _ in used]
-        measured.append(np.array([*cpu, *rows, *sizes_on_disk, manifests[0]["corpus"]["tokens"]], dtype=float))
+    vocab = bench.vocab("english")
+    place = bench.work / "scaling"
+    half = measure_scaling(bench.arguments.shape_mb / 2, vocab, bench.texts["english"], fresh(place))
+    whole = measure_scaling(bench.arguments.shape_mb, vocab, bench.texts["english"], fresh(place))
     shutil.rmtree(place)
-    slope = (measured[1] - measured[0]) / (sizes[1] - sizes[0])
-    fixed = np.maximum(0, measured[1] - slope * sizes[1])
-    at = {name: fixed + slope * megabytes for name, megabytes in SIZES.items()}
 
-    def times(*terms: tuple[int, float]) -> str:
+    def at(name: str, megabytes: float) -> float:
+        """Return a measurement for another size of the text."""
+        slope = (whole[name] - half[name]) / (whole["MB"] - half["MB"])
+        return max(0.0, whole[name] - slope * whole["MB"]) + slope * megabytes
+
+    def times(*terms: tuple[str, float]) -> list[str]:
+        """Return the times of a sum of processor times on each number of cores, for each size."""
         cells = []
-        for values in at.values():
-            seconds = [sum(factor * values[term] for term, factor in terms) / cores for cores in CORES]
-            cells.append(" / ".join(f"{s / 60:.2g} min" if s < 5400 else f"{s / 3600:.2g} h" for s in seconds))
-        return " | ".join(cells)
+        for megabytes in SIZES.values():
+            cpu_seconds = sum(factor * at(name, megabytes) for name, factor in terms)
+            cells.append(" / ".join(time_text(cpu_seconds / cores) for cores in CORES))
+        return cells
 
-    def disk(rows: int, size: int) -> str:
-        return " | ".join(
-            f"{values[rows] / 1e6:,.0f} million examples, {values[size] / 1e9:,.0f} GB" for values in at.values()
-        )
+    def amounts(name: str, unit: float, form: str) -> list[str]:
+        return [form.format(at(name, megabytes) / unit) for megabytes in SIZES.values()]
 
     cores = " / ".join(map(str, CORES))
-    memory = " / ".join(f"{peak / 2**30:.2f} GiB" for _, _, peak in used[:2])
-    lines = [
-        f"| from {sizes[0]:g} and {sizes[1]:g} MB | {' | '.join(at)} |",
-        f"|---|{'---:|' * len(at)}",
-        f"| tokens | {' | '.join(f'{values[9] / 1e9:.1f} billion' for values in at.values())} |",
-        f"| `vocab`, {cores} cores | {times((0, 1))} |",
-        f"| `make-data`, 5 copies, {cores} cores | {times((1, 1), (2, 0.8))} |",
-        f"| a second length (512) from the store, 5 copies | {times((3, 1))} |",
-        f"| `make-data`, one copy | {times((1, 1))} |",
-        f"| token store | {' | '.join(f'{values[6] / 1e9:,.1f} GB' for values in at.values())} |",
-        f"| shards, length 128, 5 copies | {disk(4, 7)} |",
-        f"| shards, length 512, 5 copies | {disk(5, 8)} |",
-        f"| resident memory of a process, with mapped files, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
+    rows = [
+        (f"from {half['MB']:g} and {whole['MB']:g} MB", SIZES),
+        ("---", ["---:"] * len(SIZES)),
+        ("tokens", amounts("tokens", 1e9, "{:.1f} billion")),
+        (f"`vocab`, {cores} cores", times(("vocab", 1))),
+        (f"`make-data`, 5 copies, {cores} cores", times(("copy", 1), ("copies", 0.8))),
+        ("a second length (512) from the store, 5 copies", times(("long copies", 1))),
+        ("`make-data`, one copy", times(("copy", 1))),
+        ("token store", amounts("store", 1e9, "{:,.1f} GB")),
     ]
-    return "\n".join(lines)
+    for length in (128, 512):
+        rows.append((f"examples, length {length}, 5 copies", amounts(f"rows {length}", 1e6, "{:,.0f} million")))
+        rows.append((f"shards, length {length}, 5 copies", amounts(f"data-{length}-5", 1e9, "{:,.0f} GB")))
+    lines = [f"| {title} | {' | '.join(cells)} |" for title, cells in rows]
+    memory = " / ".join(f"{whole[f'{command} memory'] / 2**30:.2f} GiB" for command in ("vocab", "copy"))
+    return "\n".join([*lines, "", f"resident memory of a process, `vocab` / `make-data`: {memory}"])
+
+
+def measure_scaling(megabytes: float, vocab: Path, source: Path, place: Path) -> dict[str, float]:
+    """Return processor seconds, memory, rows and bytes on disk of all commands for a text of this size."""
+    text = place / "text.txt"
+    run_task("make_text", source, megabytes, text)
+    commands = {
+        "vocab": ["vocab", text, "--output", place / "vocab", "--workers", 2],
+        "copy": make_data_words(text, vocab, place, length=128, copies=1),
+        "copies": make_data_words(text, vocab, place, length=128, copies=5),
+        "long copies": make_data_words(text, vocab, place, length=512, copies=5),
+    }
+    measured = {"MB": megabytes}
+    for name, words in commands.items():
+        _, measured[name], measured[f"{name} memory"] = run_program(*words)
+    for name in ("store", "data-128-5", "data-512-5"):
+        measured[name] = size_of(place / name)
+    for length in (128, 512):
+        manifest = read_json(place / f"data-{length}-5" / "manifest.json")
+        measured[f"rows {length}"] = manifest["splits"]["train"]["rows"]
+        measured["tokens"] = manifest["corpus"]["tokens"]
+    return measured
+
+
+def time_text(seconds: float) -> str:
+    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
 def size_of(folder: Path) -> int:
@@ -283,7 +285,7 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def run_program(*words: object) -> tuple[float, float, int]:
+def run_program(*words: object) -> tuple[float, float, float]:
     """Run a command of `bert-pretrain`. Return its seconds, CPU seconds and the peak RSS in bytes of one process."""
     command, begin = [sys.executable, "-m", "bert_pretrain", *map(str, words)], time.perf_counter()
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -413,37 +415,19 @@ def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
     return text, np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
 
 
-def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
-    """Write a corpus of random sentences of a text in one of `SHAPES`, and return its input paths."""
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def make_text(text: str, megabytes: str, target: str) -> None:
+    """Write a corpus of random sentences of a text, in documents of about 7 kB."""
     sentences = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line]
-    draw, place = np.random.default_rng(len(kind)), fresh(Path(target))
-    if kind == "mix":
-        share = str(float(megabytes) / len(SHAPES[:-1]))
-        return [path for each in SHAPES[:-1] for path in shape(text, each, share, str(place / each))]
-    length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences per document of about 7 kB
-    rows = ("\n".join(sentences[place] for place in draw.integers(0, len(sentences), max(2, draw.poisson(length))))
-            for _ in range(round(float(megabytes) * 1e6 / 7000)))  # fmt: skip
-    if kind == "small files":
-        for number, row in enumerate(rows):
-            (place / f"{number:07}.txt").write_text(row, encoding="utf-8")
-    elif kind in ("text", "jsonl"):
-        with (place / f"a.{'txt' if kind == 'text' else 'jsonl'}").open("w", encoding="utf-8") as file:
-            file.writelines(f"{row}\n\n" if kind == "text" else json.dumps({"text": row}) + "\n" for row in rows)
-    else:
-        table = pa.table({"text": list(rows)})
-        if kind == "save_to_disk":
-            datasets.Dataset(table).save_to_disk(str(place / "saved"))
-            return [str(place / "saved")]
-        pq.write_table(table, place / "a.parquet")
-    return [str(place)]
+    draw = np.random.default_rng(4)
+    mean_length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences per document
+    with Path(target).open("w", encoding="utf-8") as file:
+        for _ in range(round(float(megabytes) * 1e6 / 7000)):
+            chosen = draw.integers(0, len(sentences), max(2, draw.poisson(mean_length)))
+            file.write("\n".join(sentences[place] for place in chosen) + "\n\n")
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (ids_ours, ids_peer, ids_equal, vocab_peer, shape)
+    task.__name__: task for task in (ids_ours, ids_peer, ids_equal, vocab_peer, make_text)
 }
 
 if __name__ == "__main__":

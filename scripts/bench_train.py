@@ -32,16 +32,12 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import cores
 from bert_pretrain.model import devices
-from bert_pretrain.model.attention_backend import choose_attention
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.plan.timing import StepRunner
 from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import TrainingData
-from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch
-from bert_pretrain.train.step import StepSums, train_step
 
 WARM_UP_STEPS = 3
 SEED = 1
@@ -247,42 +243,25 @@ def serve(recipe: Recipe, name: str) -> None:
 class Step:
     """Our training step with its state."""
 
-    def __init__(self, recipe: Recipe, network: PretrainingLoss, model: BertForPreTraining, train: TrainConfig) -> None:
-        self._recipe, self._network = recipe, network
-        self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
-        self._graphs = StepGraphs(model, self._optimizers) if network.compiled else None
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._graphs = StepGraphs(runner.model, runner.optimizers) if runner.is_compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
-        self._sums.zero_()
-        train_step(
-            self._network, self._optimizers, batch, self._sums, seed=1, step=0, learning_rate=LEARNING_RATE,
-            max_grad_norm=1.0, dtype=self._recipe.precision.dtype, graphs=self._graphs,
-        )  # fmt: skip
+        self._runner.sums.zero_()
+        self._runner.step(batch, self._graphs)
 
 
 def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return our training step, and its first batches on the device."""
-    config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
     cores.owns_process = True
-    devices.configure_cpu(device)
-    train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
-    attention, why = choose_attention(
-        train.attention, device, dtype,
-        hidden_size=config.hidden_size, num_heads=config.num_attention_heads,
-        dropout_rate=recipe.attention_dropout, longest=recipe.folder.max_seq_length,
-    )  # fmt: skip
-    print(f"attention: {attention}, {why}", file=sys.stderr)
-    compiled, _ = hardware.choose_compile(train.compile, device, attention)
-    model = BertForPreTraining(config, recipe.vocab_size, attention=attention)
-    model.initialize(1)
-    model.to(device).train()
-    network = PretrainingLoss(model, compiled=compiled)
-    if compiled:
-        hardware.compile_layers(model)
-    tokens = hardware.choose_micro_batch_tokens(train, model, recipe.folder.max_seq_length, device, dtype)
-    data = recipe.batches(tokens, compiled)
-    batches = [data.global_batch(number).to(device) for number in range(num_batches)]
-    return Step(recipe, network, model, train), batches
+    devices.configure_cpu(recipe.device)
+    keys = {"global_batch_size": recipe.examples, "precision": recipe.precision.name, **recipe.train}
+    train = TrainConfig.model_validate(keys)
+    length = recipe.folder.max_seq_length
+    runner = StepRunner(recipe.model_config(), length, recipe.vocab_size, train, recipe.device, is_timed=True)
+    data = recipe.batches(runner.micro_batch_tokens(train), runner.is_compiled)
+    return Step(runner), [data.global_batch(number).to(recipe.device) for number in range(num_batches)]
 
 
 def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:

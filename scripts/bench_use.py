@@ -13,9 +13,7 @@ interval over rows and models, and the median seconds. The ways:
     own rate     random weights with AdamW at 3e-4 or 1e-3, the better one on validation rows
     words        logistic regression on word counts; for Chinese, on counts of characters and character pairs
     trainer      the Trainer of `transformers` with the learning rate and epochs in the model card
-    grid         the best of 3 learning rates, 2 numbers of epochs and 2 dropout rates on validation rows
     features     logistic regression (C = 10) on the mean of the layer that is best on validation rows
-    features untrained  the same with random weights
 
 Results in OUT/results.jsonl are not repeated. With `--minutes`, the pretraining time of each model, the accuracies are
 appended to the file `--record`, and all its records are plotted to a .png file next to it.
@@ -48,11 +46,6 @@ from bert_pretrain.finetune.settings import Settings
 Rows = list[dict[str, Any]]
 Way = Callable[[Path, "Split"], list[str]]  # (model, split) to predicted labels
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "use.jsonl"
-GRID = tuple(
-    Settings(learning_rate=rate, epochs=epochs, dropout=dropout)
-    for rate, epochs, dropout in itertools.product((3e-4, 1e-3, 2e-3), (4, 8), (0.0, 0.1))
-)
-
 OWN_RATES = [Settings(learning_rate=rate) for rate in (3e-4, 1e-3)]
 
 
@@ -169,14 +162,10 @@ defaults: Way = partial(finetuned, settings=[Settings()])
 WAYS: Mapping[str, Way] = {
     "defaults": defaults,
     "untrained": with_random_weights(defaults),
-    "own rate": with_random_weights(
-        partial(finetuned, settings=[Settings(learning_rate=rate) for rate in (3e-4, 1e-3)])
-    ),
+    "own rate": with_random_weights(partial(finetuned, settings=OWN_RATES)),
     "words": words,
     "trainer": trainer,
-    "grid": partial(finetuned, settings=GRID),
     "features": features,
-    "features untrained": with_random_weights(features),
 }
 
 

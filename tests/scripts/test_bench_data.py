@@ -37,8 +37,7 @@ def test_command_prints_all_rows_and_the_scaling_table(english_text, chinese_tex
     assert "commit:" in done.stdout
     table, scaling = done.stdout.split("| from 0.5 and 1 MB |")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 9 + 3 * len(bench.SHAPES)
+    assert len(rows) == 9
     for name, ours, peer, *_ in rows:
-        assert (peer == "–") == ("1 MB" in name), name
-        assert all(float(cell.split()[0]) > 0 for cell in (ours, peer) if cell != "–"), name
-    assert sum(line.startswith("| ") for line in scaling.splitlines()) == 9
+        assert all(float(cell.split()[0]) > 0 for cell in (ours, peer)), name
+    assert sum(line.startswith("| ") for line in scaling.splitlines()) == 11
