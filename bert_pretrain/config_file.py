@@ -90,18 +90,27 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot read the configuration: {error}"
-        raise ConfigError(what, where=str(path), remedy="name a preset or a YAML file in UTF-8") from error
+        raise ConfigError(
+            f"cannot read the configuration: {error}",
+            where=str(path),
+            remedy="name a preset or a YAML file in UTF-8",
+        ) from error
     reader = _YamlReader(str(path))
     tree = reader.parse(text) or {}
     if not isinstance(tree, dict):
-        what = "the configuration is not a mapping of sections"
-        raise ConfigError(what, where=str(path), remedy="start with sections such as 'train:'")
+        raise ConfigError(
+            "the configuration is not a mapping of sections",
+            where=str(path),
+            remedy="start with sections such as 'train:'",
+        )
     extends = tree.pop("extends", None) or []
     names = extends.split(",") if isinstance(extends, str) else extends
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        remedy = "give the name of a preset or the path of a YAML file, or a list of them"
-        raise ConfigError(f"extends is {reprlib.repr(extends)}", where=reader.places["extends"], remedy=remedy)
+        raise ConfigError(
+            f"extends is {reprlib.repr(extends)}",
+            where=reader.places["extends"],
+            remedy="give the name of a preset or the path of a YAML file, or a list of them",
+        )
     for name in names:
         extended = path.parent / name if _is_path(name) else name
         yield from _read_layers(extended, reader.places["extends"], (*extended_by, path.resolve()))
@@ -119,9 +128,11 @@ def _find_config(source: str | Path, where: str) -> Path:
     path = Path(source) if _is_path(source) else presets.get(str(source))
     if path is not None and path.is_file():
         return path
-    what = f"there is no preset or configuration file '{source}'"
-    remedy = f"use the path of a .yaml file, or a preset: {', '.join(presets)}"
-    raise ConfigError(what, where=where, remedy=remedy)
+    raise ConfigError(
+        f"there is no preset or configuration file '{source}'",
+        where=where,
+        remedy=f"use the path of a .yaml file, or a preset: {', '.join(presets)}",
+    )
 
 
 def preset_paths() -> dict[str, Path]:
@@ -148,13 +159,17 @@ class _YamlReader:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             return "" if node is None else self._value(node, "")
         except RecursionError as error:
-            what = "a value contains itself or is nested too deeply"
-            raise ConfigError(what, where=self._name, remedy="remove the alias (*) that refers to itself") from error
+            raise ConfigError(
+                "a value contains itself or is nested too deeply",
+                where=self._name,
+                remedy="remove the alias (*) that refers to itself",
+            ) from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            what = f"invalid YAML: {getattr(error, 'problem', None) or error}"
-            where = self._line(getattr(error, "problem_mark", None))
-            remedy = "correct the syntax, or name a preset or a YAML file, such as base"
-            raise ConfigError(what, where=where, remedy=remedy) from error
+            raise ConfigError(
+                f"invalid YAML: {getattr(error, 'problem', None) or error}",
+                where=self._line(getattr(error, "problem_mark", None)),
+                remedy="correct the syntax, or name a preset or a YAML file, such as base",
+            ) from error
 
     def _line(self, mark: Any) -> str:
         return self._name if mark is None or self._name.startswith("--") else f"{self._name}:{mark.line + 1}"
@@ -193,8 +208,11 @@ def _command_line_layer(settings: Sequence[str], flags: Mapping[str, tuple[str, 
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            what = f"'{setting}' does not have the form section.key=value"
-            raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
+            raise ConfigError(
+                f"'{setting}' does not have the form section.key=value",
+                where="--set",
+                remedy="write for example --set train.peak_lr=2e-4",
+            )
         where = f"--set {key}"
         layer.set(key, _YamlReader(where).parse(text), where)
     for key, (flag, value) in flags.items():
@@ -221,8 +239,11 @@ def _merged(layers: Sequence[Layer]) -> Layer:
             elif isinstance(value, dict):
                 merged.tree[name] = {**merged.tree.get(name, {}), **value}
             else:
-                what = f"{name} is {reprlib.repr(value)}"
-                raise ConfigError(what, where=layer.place(name), remedy="give keys with values, such as {seed: 1}")
+                raise ConfigError(
+                    f"{name} is {reprlib.repr(value)}",
+                    where=layer.place(name),
+                    remedy="give keys with values, such as {seed: 1}",
+                )
     return merged
 
 
@@ -256,9 +277,11 @@ def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
         for section in ("data", "train"):
             keys_of_phases = [set(getattr(phase, section)) for phase in config.phases]
             for key in set.intersection(*keys_of_phases, layer.tree.get(section) or ()):
-                what = f"this has no effect, because every phase sets {section}.{key}"
-                remedy = "add --set 'phases=[]' to train without phases, or write other phases in a YAML file"
-                raise ConfigError(what, where=layer.place(f"{section}.{key}"), remedy=remedy)
+                raise ConfigError(
+                    f"this has no effect, because every phase sets {section}.{key}",
+                    where=layer.place(f"{section}.{key}"),
+                    remedy="add --set 'phases=[]' to train without phases, or write other phases in a YAML file",
+                )
 
 
 def _explain(error: ValidationError, phase_key: str, merged: Layer) -> ConfigError:
@@ -281,13 +304,19 @@ def _explain(error: ValidationError, phase_key: str, merged: Layer) -> ConfigErr
         message = problem["msg"].removeprefix("Value error, ")
         mentioned = [merged.places.get(f"{key}.{word}") for word in re.findall(r"\w+", message)]
         sources = " and ".join(dict.fromkeys(filter(None, mentioned)))
-        remedy = "change one of the two" if " and " in sources else "correct it"
-        return ConfigError(f"{key}: {message}".removeprefix(": "), where=sources or where, remedy=remedy)
+        return ConfigError(
+            f"{key}: {message}".removeprefix(": "),
+            where=sources or where,
+            remedy="change one of the two" if " and " in sources else "correct it",
+        )
     if problem["type"] == "missing" and len(location) <= depth:  # otherwise a list is too short
         return ConfigError(f"'{key}' is missing", where=where, remedy="add it")
     if location[0] == "phases":
         del location[1:2]  # the index
     schema = key_schemas().get(".".join(location[:2]))
     value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
-    remedy = f"give {values_of(schema)}" if schema else "remove it"
-    return ConfigError(f"{key} is {value}", where=where, remedy=remedy)
+    return ConfigError(
+        f"{key} is {value}",
+        where=where,
+        remedy=f"give {values_of(schema)}" if schema else "remove it",
+    )

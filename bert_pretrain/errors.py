@@ -70,5 +70,8 @@ def needs_extra(extra: str, purpose: str, *, where: str, otherwise: str = "") ->
     try:
         yield
     except ImportError as error:
-        what = f"{(error.name or extra).partition('.')[0]} is not installed, and {purpose} need it"
-        raise ConfigError(what, where=where, remedy=f"pip install 'bert-pretrain[{extra}]'{otherwise}") from error
+        raise ConfigError(
+            f"{(error.name or extra).partition('.')[0]} is not installed, and {purpose} need it",
+            where=where,
+            remedy=f"pip install 'bert-pretrain[{extra}]'{otherwise}",
+        ) from error

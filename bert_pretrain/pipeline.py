@@ -54,8 +54,11 @@ def _check(config: Config) -> None:
         remedy += "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md"
         raise ConfigError(what, where="run", remedy=remedy)
     if not config.inputs:
-        remedy = "give them after CONFIG, for example corpus/*.txt"
-        raise ConfigError("there are no inputs", where="the key 'inputs'", remedy=remedy)
+        raise ConfigError(
+            "there are no inputs",
+            where="the key 'inputs'",
+            remedy="give them after CONFIG, for example corpus/*.txt",
+        )
     for phase_config in config.phase_configs:
         check_needs(phase_config.train)
         check_positions(phase_config, phase_config.data.max_seq_length)
@@ -161,8 +164,11 @@ def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequenc
     if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and is_first:
         what = f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
         what += f"{duration(max(left, 0.0))} are left, too little to train"
-        remedy = "allow more time, or use fewer inputs; 'run auto' then also needs --overwrite, for a new plan"
-        raise ConfigError(what, where="the key 'time'", remedy=remedy)
+        raise ConfigError(
+            what,
+            where="the key 'time'",
+            remedy="allow more time, or use fewer inputs; 'run auto' then also needs --overwrite, for a new plan",
+        )
     trained = 0.0 if latest is None else latest.record["progress"]["wall_seconds"]
     return _with_length(config, time_budget=max(shares[0] / sum(shares) * (trained + left), trained + 0.1))
 
@@ -177,9 +183,11 @@ def with_one_schedule(configs: Sequence[Config], folders: Sequence[Path]) -> lis
     for config, folder in zip(configs, folders, strict=True):
         steps = run_length(config.train, DataFolder.open(folder).rows("train")).steps
         if steps is None:
-            what = "phases share one schedule, which is counted in steps, but one of them has a time budget"
-            remedy = "give every phase max_steps or max_epochs, or train without phases"
-            raise ConfigError(what, where="train.time_budget", remedy=remedy)
+            raise ConfigError(
+                "phases share one schedule, which is counted in steps, but one of them has a time budget",
+                where="train.time_budget",
+                remedy="give every phase max_steps or max_epochs, or train without phases",
+            )
         ends.append(steps + (ends[-1] if ends else 0))
     for config in configs:  # check later phases before the first one starts
         config.train.check_warmup(ends[-1])
@@ -200,9 +208,11 @@ def _last_checkpoint(run: Path) -> Path:
 
     checkpoint = newest_checkpoint(run / "checkpoints", changes=False)
     if checkpoint is None:
-        what = "the phase has no checkpoint left, but the next phase needs one"
-        remedy = "restore it from a copy, or start over with --overwrite (the old folder is moved aside)"
-        raise OutputError(what, where=str(run / "checkpoints"), remedy=remedy)
+        raise OutputError(
+            "the phase has no checkpoint left, but the next phase needs one",
+            where=str(run / "checkpoints"),
+            remedy="restore it from a copy, or start over with --overwrite (the old folder is moved aside)",
+        )
     return checkpoint.path
 
 

@@ -45,8 +45,11 @@ def vocab(
     from bert_pretrain.vocab.run import make_vocab
 
     if extend is not None and vocab_size is not None:
-        what, remedy = "--vocab-size cannot be used with --extend", "use --add-tokens N instead"
-        raise ConfigError(what, where=f"--vocab-size {vocab_size}", remedy=remedy)
+        raise ConfigError(
+            "--vocab-size cannot be used with --extend",
+            where=f"--vocab-size {vocab_size}",
+            remedy="use --add-tokens N instead",
+        )
     flags = key_flags(
         tokens=tokens,
         vocab_size=vocab_size,
@@ -136,8 +139,11 @@ def train(
 
     for setting in settings or ():
         if setting.startswith(("data.", "data=", "vocab.", "vocab=")):
-            what, remedy = "the data is already made, so this has no effect", "set it in make-data or vocab"
-            raise ConfigError(what, where=f"--set {setting}", remedy=remedy)
+            raise ConfigError(
+                "the data is already made, so this has no effect",
+                where=f"--set {setting}",
+                remedy="set it in make-data or vocab",
+            )
     flags = key_flags(
         steps=steps,
         learning_rate=learning_rate,
@@ -232,13 +238,19 @@ def run(
 def _check_run(loaded: "Config", *, is_auto: bool, steps: str | None, machine: str | None, dry_run: bool) -> None:
     """Raise ConfigError for options of `run` that do not fit together."""
     if is_auto and (not loaded.inputs or loaded.time is None):
-        remedy = "write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine"
-        raise ConfigError("auto needs input text and a time", where="run auto", remedy=remedy)
+        raise ConfigError(
+            "auto needs input text and a time",
+            where="run auto",
+            remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
+        )
     if machine is not None and not is_auto:
         raise ConfigError("--machine works only with 'run auto'", where="--machine", remedy="leave it out")
     if dry_run and not is_auto:
-        remedy = "use the --dry-run of make-data and of train, or 'run auto'"
-        raise ConfigError("--dry-run works only with 'run auto'", where="--dry-run", remedy=remedy)
+        raise ConfigError(
+            "--dry-run works only with 'run auto'",
+            where="--dry-run",
+            remedy="use the --dry-run of make-data and of train, or 'run auto'",
+        )
     if steps is not None and loaded.time is not None:
         raise ConfigError("--steps has no effect with a time", where="--steps", remedy="leave out --steps or --time")
 

@@ -140,8 +140,11 @@ def predict(
 def _only(flag: str, values: list[str]) -> str:
     """Return the value of an option. Raise `ConfigError` if it is given twice; click would use the last value."""
     if len(values) > 1:
-        remedy = "join the files, or save them as one dataset"
-        raise ConfigError(f"{flag} is given {len(values)} times", where=f"{flag} {values[1]}", remedy=remedy)
+        raise ConfigError(
+            f"{flag} is given {len(values)} times",
+            where=f"{flag} {values[1]}",
+            remedy="join the files, or save them as one dataset",
+        )
     return values[0]
 
 

@@ -43,11 +43,17 @@ def local_path(location: str | Path, flag: str) -> Path:
     """
     location = str(location).removeprefix("file://")
     if is_url(location):
-        remedy = "give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores"
-        raise ConfigError(f"{location} is a URL, but this must be a local path", where=flag, remedy=remedy)
+        raise ConfigError(
+            f"{location} is a URL, but this must be a local path",
+            where=flag,
+            remedy="give a local path; 'aws s3 sync' or 'rclone copy' copies from and to object stores",
+        )
     if location.encode(errors="ignore").decode() != location:
-        what = f"the path {location} is not UTF-8"
-        raise ConfigError(what, where=flag, remedy="rename the file or folder, or give another path")
+        raise ConfigError(
+            f"the path {location} is not UTF-8",
+            where=flag,
+            remedy="rename the file or folder, or give another path",
+        )
     return Path(os.path.expanduser(location))
 
 

@@ -135,8 +135,11 @@ class Output:
         target = self.folder.resolve()
         for path in self._inputs:
             if path.resolve().is_relative_to(target):
-                what = f"the input {path} is in the output folder, which would be moved aside"
-                raise OutputError(what, where="--overwrite", remedy="name another --output, or move the input")
+                raise OutputError(
+                    f"the input {path} is in the output folder, which would be moved aside",
+                    where="--overwrite",
+                    remedy="name another --output, or move the input",
+                )
         set_aside(self.folder)
 
 
@@ -146,8 +149,11 @@ def set_aside(folder: Path) -> None:
         return
     folder = folder.resolve()  # the name of `.` is empty
     if os.path.ismount(folder):
-        what = "the folder is a mount point, so its content cannot be moved aside"
-        raise OutputError(what, where=str(folder), remedy="name a folder inside it")
+        raise OutputError(
+            "the folder is a mount point, so its content cannot be moved aside",
+            where=str(folder),
+            remedy="name a folder inside it",
+        )
     aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
     # Manifests first, so that a partly moved folder does not look like a finished output.
@@ -167,8 +173,11 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     check_writable(folder)
     names = _content(folder)
     if names and not overwrite and not {MANIFEST, PARTIAL} & set(names):
-        what = f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
-        raise OutputError(what, where="--output", remedy=f"use another folder, or {_OVERWRITE}")
+        raise OutputError(
+            f"{folder} has other files: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}",
+            where="--output",
+            remedy=f"use another folder, or {_OVERWRITE}",
+        )
 
 
 def _content(folder: Path) -> list[str]:
@@ -269,14 +278,19 @@ def _lock(folder: Path, *, waits: bool) -> IO[str]:
             file.seek(0)
             other = f"another process ({file.read().strip() or 'just started'})"
             if not waits:
-                remedy = "wait for it, or stop it"
-                raise OutputError(f"{other} is writing this folder", where=str(folder), remedy=remedy) from error
+                raise OutputError(
+                    f"{other} is writing this folder",
+                    where=str(folder),
+                    remedy="wait for it, or stop it",
+                ) from error
             print(f"waiting for {other}, which is writing {folder}", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            what = f"the folder cannot be locked: {error.strerror}"
-            remedy = "name a folder on another file system, or mount this one with locks (-o flock)"
-            raise OutputError(what, where=str(folder), remedy=remedy) from error
+            raise OutputError(
+                f"the folder cannot be locked: {error.strerror}",
+                where=str(folder),
+                remedy="name a folder on another file system, or mount this one with locks (-o flock)",
+            ) from error
         if is_in_place(file, folder / LOCK):
             file.truncate(0)
             file.write(f"{os.getpid()} on {platform.node()}")
@@ -295,8 +309,11 @@ def is_in_place(file: IO[Any], path: Path) -> bool:
 
 def moved_while_writing(folder: Path) -> OutputError:
     """Return the error for an output folder that was moved away from a running command."""
-    remedy = "move it back or remove its remains, and run the same command again"
-    return OutputError("the folder was moved or removed during the command", where=str(folder), remedy=remedy)
+    return OutputError(
+        "the folder was moved or removed during the command",
+        where=str(folder),
+        remedy="move it back or remove its remains, and run the same command again",
+    )
 
 
 def check_writable(folder: Path, flag: str = "--output") -> None:
@@ -305,5 +322,8 @@ def check_writable(folder: Path, flag: str = "--output") -> None:
         raise OutputError(f"'{folder}' is a file", where=flag, remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        what = f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}"
-        raise OutputError(what, where=str(folder), remedy="name a folder that you may write to")
+        raise OutputError(
+            f"cannot write there: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}",
+            where=str(folder),
+            remedy="name a folder that you may write to",
+        )
