@@ -13,8 +13,8 @@ from bert_pretrain.io.files import local_path
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
     from bert_pretrain.examples.data_folder import DataFolder
+    from bert_pretrain.model.sequences import Bert
     from bert_pretrain.text.tokenizer import Tokenizer
-    from bert_pretrain.tools.inference import Bert
 
 Keys = Mapping[str, Any]  # keys of one section of the configuration, with their values
 
@@ -110,7 +110,7 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
     """
     from bert_pretrain.config_file import load_config
     from bert_pretrain.model.hub import model_folder
-    from bert_pretrain.tools.inference import open_bert
+    from bert_pretrain.model.sequences import open_bert
 
     flags = {"train.device": ("device", device), "train.precision": ("precision", precision)}
     return open_bert(model_folder(folder, "MODEL"), load_config(flags=flags).train, ("cls.predictions",))

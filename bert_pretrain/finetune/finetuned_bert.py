@@ -1,4 +1,4 @@
-"""Inference with a fine-tuned folder, without padding.
+"""Open a fine-tuned folder, and compute the outputs of its head.
 
 Reads folders written by `finetune`, and folders of the same model classes written by `transformers`. In fp32, the
 outputs equal those of `transformers` up to rounding.
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
+from bert_pretrain.examples.examples import Examples
 from bert_pretrain.finetune.task import Window
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
-from bert_pretrain.tools.inference import Bert, batches_by_length, checked, open_bert
+from bert_pretrain.model.sequences import Bert, Packed, open_bert, sequences_of
 
 _HEADS = {  # class of `transformers`: the task, and the linear layer of its head
     "BertForSequenceClassification": ("classify", "classifier"),
@@ -45,22 +46,24 @@ class FinetunedBert:
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
         names = settings.get("architectures")
-        cls_name = names[0] if isinstance(names, list) and names else None
-        if not isinstance(cls_name, str) or cls_name not in _HEADS:
-            what = f"is a {str(cls_name)[:80]}, which has no head for a task" if cls_name else "names no model class"
-            raise DataError(f"{folder} {what}", where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
-        task, layer = _HEADS[cls_name]
+        class_name = str(names[0])[:80] if isinstance(names, list) and names else "model without a class"
+        if class_name not in _HEADS:
+            what = f"{folder} is a {class_name}, which has no head for a task"
+            raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
+        task, layer = _HEADS[class_name]
         required = ("bert.pooler",) if task == "classify" else ()
         bert = open_bert(folder, config, required, max_length=max_length)
-        weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
+        weight = bert.unused.get(f"{layer}.weight")
+        bias = bert.unused.get(f"{layer}.bias")
         hidden = bert.network.config.hidden_size
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
             what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
         labels = [] if task == "answer" else _labels_of(settings, task, len(bias), folder / CONFIG)
         is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
-        head = weight.to(bert.device).float(), bias.to(bert.device).float()
-        return FinetunedBert(bert, task, labels, *head, is_multi_label)
+        weight = weight.to(bert.device).float()
+        bias = bias.to(bert.device).float()
+        return FinetunedBert(bert, task, labels, weight, bias, is_multi_label)
 
     def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
         """Return the float32 outputs of the head for every window, in order, and advance the bar by `num_rows`.
@@ -68,24 +71,27 @@ class FinetunedBert:
         The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, or the start and end
         logits for `answer`, as two lists of (tokens,).
         """
-        lengths = np.array([len(window.input_ids) for window in windows])
-        results: list[np.ndarray] = [np.empty(0)] * len(windows)
-        with self.bert.running():
-            for batch in batches_by_length(lengths, batch_tokens or self.bert.batch_tokens):
-                ids = [np.array(windows[index].input_ids) for index in batch]
-                types = [np.array(windows[index].token_type_ids) for index in batch]
-                packed = self.bert.pack(ids, types)
-                hidden, sizes = self.bert.network.encode(*packed), lengths[batch]  # (tokens, hidden)
-                if self.task == "classify":
-                    hidden = self.bert.network.pooler(hidden, packed[3])  # (windows, hidden)
-                    sizes = np.ones_like(sizes)
-                outputs = checked(F.linear(hidden, self.weight, self.bias)).float().cpu().numpy()
-                for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
-                    results[index] = part
-                bar.update(len(batch) / len(windows) * num_rows * (1 - 1e-9))  # rounding must not exceed the total
-        if self.task == "answer":
-            return [each[:, 0] for each in results], [each[:, 1] for each in results]
-        return [each[0] for each in results] if self.task == "classify" else results
+        rows_per_window = num_rows / len(windows) * (1 - 1e-9)  # rounding must not exceed the total
+        ids = [window.input_ids for window in windows]
+        sequences = sequences_of(ids, [window.token_type_ids for window in windows])
+        num_outputs = np.ones_like(sequences.lengths) if self.task == "classify" else sequences.lengths
+
+        def head(packed: Packed, _: Examples) -> Tensor:
+            hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
+            if self.task == "classify":
+                hidden = self.bert.network.pooler(hidden, packed.cu_seqlens)  # (windows, hidden)
+            return F.linear(hidden, self.weight, self.bias)
+
+        def on_batch(rows: np.ndarray) -> None:
+            bar.update(len(rows) * rows_per_window)
+
+        outputs = self.bert.run(sequences, head, num_outputs, on_batch, batch_tokens)
+        if self.task == "classify":
+            return list(outputs)
+        parts = np.split(outputs, sequences.offsets[1:-1])
+        if self.task == "tag":
+            return parts
+        return [part[:, 0] for part in parts], [part[:, 1] for part in parts]
 
 
 def _labels_of(settings: Mapping[str, Any], task: str, num_outputs: int, path: Path) -> list[str]:

@@ -6,10 +6,9 @@ All rows are read and checked first, so that an invalid row stops the command be
 import csv
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,12 +33,20 @@ _CHANGEABLE = {  # settings of a fine-tuning that `predict` may change
     "answer": ("max_length",),
 }
 _CONLL_WORD = re.compile(r"(?!-DOCSTART-)[^ \t\r\n][^\t\n]*")  # words that `read_conll` reads back
+_REMEDY = "use a name that ends in .jsonl"
 
 
 def predict(
-    model: Path, location: str, output: Path, *, config: TrainConfig, batch_tokens: int | None = None,
-    skip_empty: bool = False, changes: dict[str, Any] | None = None, **reading: Any,
-) -> None:  # fmt: skip
+    model: Path,
+    location: str,
+    output: Path,
+    *,
+    config: TrainConfig,
+    batch_tokens: int | None = None,
+    skip_empty: bool = False,
+    changes: dict[str, Any] | None = None,
+    **reading: Any,
+) -> None:
     """Predict the rows of an input and write them with the predictions to `output`, which is replaced if it exists.
 
     Args:
@@ -59,40 +66,28 @@ def predict(
         DataError: the model folder is damaged, or has no head for one of the tasks.
     """
     if output.suffix not in _TASK_BY_SUFFIX:
-        what, remedy = f"'{output.name}' has an unknown file format", "use a name that ends in .jsonl or .csv"
-        raise ConfigError(what, where="--output", remedy=remedy)
+        what = f"'{output.name}' has an unknown file format"
+        raise ConfigError(what, where="--output", remedy=f"{_REMEDY} or .csv")
     check_output_file(output, [location])
-    changes = changes or {}
+    changes = {name: value for name, value in (changes or {}).items() if value is not None}
     finetuned = FinetunedBert.open(model, config, changes.get("max_length"))
-    if (suffix_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
-        what = f"{output.suffix} is for the task '{suffix_task}', but the task of the model is '{finetuned.task}'"
-        raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
+    if _TASK_BY_SUFFIX[output.suffix] not in ("", finetuned.task):
+        what = f"{output.suffix} cannot hold predictions of the task '{finetuned.task}'"
+        raise ConfigError(what, where="--output", remedy=_REMEDY)
     task = _open_task(model, finetuned, changes)
     examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
     _check_rows(examples, output)
-    added: list[dict[str, Any]] = []
+    added: list[dict[str, Any]] = []  # new columns of each row
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
         for begin in range(0, len(examples), BUFFER_ROWS):
             buffer = examples[begin : begin + BUFFER_ROWS]
             windows = task.windows_of(buffer, "input")
             logits = finetuned.logits(windows, bar, len(buffer), batch_tokens)
             added += map(task.columns, task.decode(buffer, windows, logits))
-    input_columns = {name for example in examples for name in example.values}
-    names = {name: name for name in added[0]}
-    for name in names:
-        while names[name] in input_columns:
-            names[name] = f"predicted_{names[name]}"
-    if output.suffix == ".conll":
-        rows = [{"tokens": each.inputs["tokens"], **new} for each, new in zip(examples, added, strict=True)]
-    elif output.suffix == ".json":
-        rows = [{"id": _id_of(each), **new} for each, new in zip(examples, added, strict=True)]
-    else:
-        renamed = [{names[name]: value for name, value in new.items()} for new in added]
-        rows = [each.values | new for each, new in zip(examples, renamed, strict=True)]
-    write_rows(output, rows)
+    names = _write(output, examples, added)
     task.report_long_examples(examples, "input")
     task.unknown_words.warn()
-    print(f"written    {output}: {len(examples):,} rows with {', '.join(names.values())}")
+    print(f"written    {output}: {len(examples):,} rows with {', '.join(names)}")
 
 
 def _id_of(example: Example) -> str:
@@ -110,41 +105,52 @@ def _check_rows(examples: list[Example], output: Path) -> None:
             wrong = [word for word in example.inputs["tokens"] if not _CONLL_WORD.fullmatch(word)]
             what = f"the word {wrong[0]!r} cannot be written to .conll" if wrong else ""
         if what:
-            raise InputError(what, where=example.where, remedy="use a name that ends in .jsonl for --output")
+            raise InputError(what, where=example.where, remedy=f"{_REMEDY} for --output")
         ids.add(_id_of(example))
 
 
 def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -> Task:
     """Return the task of a model, with the settings of its fine-tuning if the folder has them."""
-    manifest, settings = read_record(model), Settings()
+    for name in changes:
+        if name not in _CHANGEABLE[finetuned.task]:
+            what = f"{flag_of(name)} has no effect for a model of the task '{finetuned.task}'"
+            raise ConfigError(what, where=flag_of(name), remedy="remove it")
+    manifest = read_record(model)
+    settings = Settings()
     if manifest.get("kind") == KIND:
         try:
             saved = {name: value for name, value in manifest["identity"]["settings"].items() if value is not None}
             settings = TypeAdapter(Settings).validate_python(saved)
         except (KeyError, TypeError, AttributeError, ValidationError) as error:
-            wrong = f": {first_problem(error)}" if isinstance(error, ValidationError) else ""
-            what = f"the manifest has no valid settings of a fine-tuning{wrong}"
+            wrong = first_problem(error) if isinstance(error, ValidationError) else "they are missing"
+            what = f"the manifest has no valid settings of a fine-tuning: {wrong}"
             remedy = "restore the file from a copy, or remove it to predict with the default settings"
             raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if others := [name for name in changes if name not in _CHANGEABLE[finetuned.task]]:
-        what = f"{flag_of(others[0])} has no effect for a model of the task '{finetuned.task}'"
-        raise ConfigError(what, where=flag_of(others[0]), remedy="remove it")
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    head = MultiLabel if finetuned.is_multi_label else TASK_CLASSES[finetuned.task]
-    task = head(settings, finetuned.bert.tokenizer)
-    task.labels, task.allows_no_answer = finetuned.labels, manifest.get("may_be_none") is True
+    task_class = MultiLabel if finetuned.is_multi_label else TASK_CLASSES[finetuned.task]
+    task = task_class(settings, finetuned.bert.tokenizer)
+    task.labels = finetuned.labels
+    task.allows_no_answer = manifest.get("may_be_none") is True
     return task
 
 
-def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows atomically, in the format of the suffix of `output`.
+def _write(output: Path, examples: list[Example], added: list[dict[str, Any]]) -> list[str]:
+    """Write rows with added columns atomically, in the format of the suffix. Return the names of the added columns.
 
-    `.jsonl` and `.csv` contain all columns. `.conll` contains one word and its tag per line. `.json` contains an object
-    that maps each `id` to its `answer`.
+    `.jsonl` and `.csv` contain all columns; an added column gets the prefix `predicted_` if the input has its name.
+    `.conll` contains one word and its tag per line. `.json` contains an object that maps each `id` to its `answer`.
     """
+    input_columns = {name for example in examples for name in example.values}
+    names = {}
+    for name in added[0]:
+        names[name] = name
+        while names[name] in input_columns:
+            names[name] = f"predicted_{names[name]}"
+    rows = []
+    for example, columns in zip(examples, added, strict=True):
+        rows.append(example.values | {names[name]: value for name, value in columns.items()})
     output.parent.mkdir(parents=True, exist_ok=True)
     # Without a byte order mark, Excel reads CSV in the system's encoding.
     encoding = "utf-8-sig" if output.suffix == ".csv" and not _json(rows).isascii() else "utf-8"
@@ -152,17 +158,27 @@ def write_rows(output: Path, rows: list[dict[str, Any]]) -> None:
         if output.suffix == ".jsonl":
             file.writelines(_json(row) + "\n" for row in rows)
         elif output.suffix == ".csv":
-            names = dict.fromkeys(name for row in rows for name in row)
-            writer = csv.DictWriter(file, list(names))
-            writer.writeheader()
-            for row in rows:
-                nested = {name: _json(value) for name, value in row.items() if isinstance(value, list | dict)}
-                writer.writerow(row | nested)
+            _write_csv(file, rows)
         elif output.suffix == ".conll":
-            pairs = (zip(row["tokens"], row["tags"], strict=True) for row in rows)
-            file.write("\n".join("".join(f"{word}\t{tag}\n" for word, tag in pair) for pair in pairs))
+            file.write("\n".join(map(_conll_sentence, examples, added)))
         else:
-            file.write(_json({row["id"]: row["answer"] for row in rows}) + "\n")
+            answers = zip(map(_id_of, examples), added, strict=True)
+            file.write(_json({number: columns["answer"] for number, columns in answers}) + "\n")
+    return list(names.values())
+
+
+def _write_csv(file: TextIO, rows: list[dict[str, Any]]) -> None:
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(file, list(columns))
+    writer.writeheader()
+    for row in rows:
+        nested = {name: _json(value) for name, value in row.items() if isinstance(value, list | dict)}
+        writer.writerow(row | nested)
+
+
+def _conll_sentence(example: Example, columns: dict[str, Any]) -> str:
+    pairs = zip(example.inputs["tokens"], columns["tags"], strict=True)
+    return "".join(f"{word}\t{tag}\n" for word, tag in pairs)
 
 
 def _json(value: Any) -> str:
@@ -170,12 +186,5 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
-        return json.dumps(_without_nan(value), ensure_ascii=False, default=str)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        finite = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False)

@@ -35,9 +35,9 @@ from bert_pretrain.io.manifest import Output, OutputState
 from bert_pretrain.model.devices import choose_device
 from bert_pretrain.model.folder import CARD, CONFIG, PRETRAINING, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
+from bert_pretrain.model.sequences import open_bert
 from bert_pretrain.report.render import render
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.inference import open_bert
 
 if TYPE_CHECKING:
     from bert_pretrain.finetune.training import FineTuner  # needs the packages that `_check_environment` looks for

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.cells import cell_len
+from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.model.sequences import Packed, open_bert, sequences_of
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.inference import checked, open_bert
 from bert_pretrain.tools.texts import UnknownWords
 
 MASK = "[MASK]"
@@ -23,14 +25,14 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     bert = open_bert(model, config, ("cls.predictions",))
     tokenizer = bert.tokenizer
     input_ids = encode_with_masks(text, tokenizer)
-    if len(input_ids) > bert.max_length:
-        what = f"the text has {len(input_ids)} tokens, the model is trained for {bert.max_length}"
-        raise InputError(what, where="TEXT", remedy="shorten it")
+    bert.check_length(len(input_ids), "the text", where="TEXT", remedy="shorten it")
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
-    with bert.running():
-        output = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
-        logits = checked(bert.network.decode(output.mlm_features))  # (masks, vocabulary)
-        probabilities = logits.float().softmax(dim=1).cpu()
+
+    def head(packed: Packed, _: Examples) -> Tensor:
+        output = bert.network(*packed, torch.from_numpy(masks).to(bert.device))
+        return bert.network.decode(output.mlm_features).float().softmax(dim=1)  # (masks, vocabulary)
+
+    probabilities = torch.from_numpy(bert.run(sequences_of([input_ids]), head, np.array([len(masks)])))
     # Rows that pad the vocabulary are part of the softmax, but have no token to show.
     best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [

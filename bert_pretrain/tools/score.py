@@ -6,33 +6,37 @@ when it is masked, in nats. A text of n tokens becomes n sequences, and only the
 """
 
 import contextlib
-import itertools
+import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import perplexity
-from bert_pretrain.ragged import offsets_of, positions_within
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.sequences import Packed, open_bert
+from bert_pretrain.ragged import offsets_of, positions_within, spans
 from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.tools.inference import batches_by_length, checked, open_bert, report_truncated
-from bert_pretrain.tools.texts import Text, Texts, check_output_file, encoded_groups, is_empty
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.texts import Text, TextEncoder, Texts, check_output_file, is_empty
 
 METRICS = ("original", "word-l2r")
 GOOD, BAD = "sentence_good", "sentence_bad"  # fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)
 DEFAULT_GROUP = "UID"  # field with the phenomenon in BLiMP
 DECODED_ROWS = 256  # masked positions with logits at the same time: 31 MB in fp32 for 30,522 tokens
-Progress = Callable[[float], object]  # called with the number of texts in each batch, which can be a fraction
 
 
 def score_texts(
@@ -54,26 +58,33 @@ def score_texts(
     (without [CLS] and [SEP]).
     """
     scorer = Scorer(model, config.train, **scoring)
-    texts = Texts(
-        inputs, config.data.text_field, strips_accents=scorer.bert.tokenizer.strips_accents,
-        encoding=config.data.encoding, skip_empty=skip_empty,
-    )  # fmt: skip
-    locations = [source.location for source in texts.sources]
-    check_output_file(output, locations)
-    check_output_file(json_file, locations, "--json")
-    total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
-    bar_of_texts = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
-    with bar_of_texts as bar, _writer(output) as write:
-        for text, ids, scores in scorer.scored(texts, bar.update):
-            pll = float(scores.sum())
-            total, num_tokens = total + pll, num_tokens + len(ids)
-            record = {"source": text.location, "row": text.row, "text": text.text, "tokens": len(ids)}
-            record |= {"pll": round(pll, 6), "pll_per_token": round(pll / len(ids), 6)}
-            if per_token:
-                record["token_texts"] = [names[index] for index in ids]
-                record["token_plls"] = [round(score, 6) for score in scores.tolist()]
-            write(record)
-    report_truncated(scorer.num_truncated, scorer.bert)
+    tokenizer = scorer.bert.tokenizer
+    texts = Texts(inputs, config.data, strips_accents=tokenizer.strips_accents, skip_empty=skip_empty)
+    check_output_file(output, texts.locations)
+    check_output_file(json_file, texts.locations, "--json")
+    total = 0.0
+    num_tokens = 0
+    progress = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
+    with progress as bar, _writer(output) as write:
+        for group, sequences in scorer.encoder.groups(texts):
+            for number, (text, scores) in enumerate(zip(group, scorer.scores(sequences, bar.update), strict=True)):
+                pll = float(scores.sum())
+                total += pll
+                num_tokens += len(scores)
+                record = {
+                    "source": text.location,
+                    "row": text.row,
+                    "text": text.text,
+                    "tokens": len(scores),
+                    "pll": round(pll, 6),
+                    "pll_per_token": round(pll / len(scores), 6),
+                }
+                if per_token:
+                    ids = sequences.take(np.array([number])).input_ids[1:-1]
+                    record["token_texts"] = [tokenizer.tokens[index] for index in ids]
+                    record["token_plls"] = [round(score, 6) for score in scores.tolist()]
+                write(record)
+    scorer.encoder.report()
     return {
         "pll": total,
         "pll_per_token": total / num_tokens,
@@ -105,19 +116,31 @@ def score_pairs(
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     check_output_file(output, (text.location for text in texts))
     check_output_file(json_file, (text.location for text in texts), "--json")
-    scorer.refuse_long(texts)  # before hours of scoring
+    remedy = "split it into sentences, because scores of truncated texts cannot be compared; or read more than the "
+    remedy += "model is trained for with --max-length"
+    groups = list(scorer.encoder.groups(texts, too_long=remedy))  # errors come before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _writer(output) as write:
-        scored = scorer.scored(texts, lambda number: bar.update(number / 2))
-        plls = (float(scores.sum()) for _, _, scores in scored)
+        scores = (each for _, sequences in groups for each in scorer.scores(sequences, lambda n: bar.update(n / 2)))
+        plls = (float(each.sum()) for each in scores)
         for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
             correct[group].append(pll_good > pll_bad)
-            record: dict[str, Any] = {"source": good.location, "row": good.row}
-            record |= {by or DEFAULT_GROUP: group} if group else {}
-            record |= {GOOD: good.text, BAD: bad.text, "pll_good": round(pll_good, 6), "pll_bad": round(pll_bad, 6)}
-            write({**record, "correct": pll_good > pll_bad})
-    groups = {name: _accuracy(results) for name, results in sorted(correct.items()) if name}
-    return _accuracy(list(itertools.chain.from_iterable(correct.values()))), groups
+            record = {
+                "source": good.location,
+                "row": good.row,
+                by or DEFAULT_GROUP: group,
+                GOOD: good.text,
+                BAD: bad.text,
+                "pll_good": round(pll_good, 6),
+                "pll_bad": round(pll_bad, 6),
+                "correct": pll_good > pll_bad,
+            }
+            if not group:
+                del record[by or DEFAULT_GROUP]
+            write(record)
+    scorer.encoder.report()
+    results = [each for values in correct.values() for each in values]
+    return _accuracy(results), {name: _accuracy(values) for name, values in sorted(correct.items()) if name}
 
 
 def _accuracy(correct: list[bool]) -> dict[str, float]:
@@ -165,10 +188,7 @@ def _writer(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]
 
 
 class Scorer:
-    """Holds a model and a scoring metric.
-
-    `batch_tokens` includes padding. `max_length` is that of `length_limit`.
-    """
+    """Holds a model and a scoring metric. `max_length` is that of `length_limit`."""
 
     def __init__(
         self,
@@ -181,68 +201,70 @@ class Scorer:
         if metric not in METRICS:
             raise ConfigError(f"unknown metric '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
         self.bert = open_bert(model, config, ("cls.predictions",), max_length=max_length)
-        self.metric = metric
-        self.batch_tokens = batch_tokens or self.bert.batch_tokens
-        self.num_truncated = 0
+        self.encoder = TextEncoder(self.bert)
+        self._metric = metric
+        self._batch_tokens = batch_tokens
 
-    def refuse_long(self, texts: Iterable[Text]) -> None:
-        """Raise `InputError` for a text that would be truncated."""
-        for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
-            for text, text_ids in zip(group, ids, strict=True):
-                if len(text_ids) + 2 > self.bert.max_length:
-                    what = f"the text has {len(text_ids) + 2} tokens, the model is trained for {self.bert.max_length}"
-                    remedy = "split it into sentences, because scores of truncated texts cannot be compared; or read "
-                    remedy += "more than the model is trained for with --max-length"
-                    raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
-
-    def scored(self, texts: Iterable[Text], on_batch: Progress) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
-        """Yield each text in order, with its ids truncated to the maximum length and their scores, (tokens,)."""
-        max_tokens = self.bert.max_length - 2
-        for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            self.num_truncated += sum(len(each) > max_tokens for each in ids)
-            truncated = [each[:max_tokens] for each in ids]
-            yield from zip(group, truncated, self.token_scores(truncated, on_batch), strict=True)
-
-    def token_scores(self, texts: Sequence[np.ndarray], on_batch: Progress) -> list[np.ndarray]:
+    def scores(self, texts: Examples, on_texts: Callable[[float], object]) -> list[np.ndarray]:
         """Return the log-probability in nats of each token, given the rest of the text, as (tokens,) float64 per text.
 
-        Texts are ids without [CLS] and [SEP].
+        `texts` include [CLS] and [SEP], which get no score. `on_texts` gets the number of texts of each batch, which
+        can be a fraction.
         """
-        sequences = [self.bert.add_special_tokens(ids) for ids in texts]
-        ends = [self._mask_ends(sequence) for sequence in sequences]
-        num_tokens = np.array([len(ids) for ids in texts])
-        text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): every token is masked once
-        position_of = 1 + positions_within(offsets_of(num_tokens))  # after [CLS]
-        scores = np.zeros(len(text_of))
-        with self.bert.running():
-            for batch in batches_by_length(num_tokens[text_of] + 2, self.batch_tokens):
-                copies, labels = [], []
-                for text, position in zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True):
-                    copies.append(sequences[text].copy())
-                    copies[-1][position : ends[text][position]] = self.bert.tokenizer.mask_id
-                    labels.append(sequences[text][position])
-                scores[batch] = self._log_probs(copies, position_of[batch], np.array(labels))
-                # Slightly less, because tqdm warns if rounding brings the sum above the total.
-                on_batch((1 - 1e-9) * float((1 / num_tokens[text_of[batch]]).sum()))
-        return np.split(scores, np.cumsum(num_tokens)[:-1])
+        copies = MaskedCopies(texts, self.bert.tokenizer, whole_words=self._metric == "word-l2r")
+        num_tokens = texts.lengths - 2
 
-    def _mask_ends(self, sequence: np.ndarray) -> np.ndarray:
-        """Return for each token of `[CLS] … [SEP]` the position after the last token that is masked to score it."""
-        next_tokens = np.arange(1, len(sequence) + 1)
-        if self.metric == "original":
-            return next_tokens
-        word_starts = np.flatnonzero(np.append(~self.bert.tokenizer.is_subword[sequence], True))
-        return word_starts[np.searchsorted(word_starts, next_tokens)]
+        def on_batch(rows: np.ndarray) -> None:
+            # Slightly less, because tqdm warns if rounding brings the sum above the total.
+            on_texts((1 - 1e-9) * float((1 / num_tokens[copies.text_of[rows]]).sum()))
 
-    def _log_probs(self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the log-probability of one label per sequence at its position, (sequences,) float64."""
-        packed = self.bert.pack(sequences)
-        masked = packed[3][:-1].long() + torch.from_numpy(positions).to(self.bert.device)
-        features = self.bert.network(*packed, masked).mlm_features  # (sequences, hidden)
-        targets = torch.from_numpy(labels).to(self.bert.device)[:, None]
-        blocks = []
-        for begin in range(0, len(labels), DECODED_ROWS):
-            block = slice(begin, begin + DECODED_ROWS)
-            logits = self.bert.network.decode(features[block]).float()  # (rows, vocabulary)
-            blocks.append(logits.gather(1, targets[block]).squeeze(1) - logits.logsumexp(dim=1))
-        return checked(torch.cat(blocks)).cpu().double().numpy()
+        def head(packed: Packed, batch: Examples) -> Tensor:
+            return log_probabilities(self.bert.network, packed, batch)
+
+        ones = np.ones_like(copies.lengths)
+        scores = self.bert.run(copies, head, ones, on_batch, self._batch_tokens)
+        return np.split(scores.astype(np.float64), np.cumsum(num_tokens)[:-1])
+
+
+class MaskedCopies:
+    """A copy of a text for each of its tokens, in which this token is masked. Copies are made when they are taken.
+
+    With `whole_words`, the following tokens of the same word are masked too.
+    """
+
+    def __init__(self, texts: Examples, tokenizer: Tokenizer, *, whole_words: bool) -> None:
+        num_tokens = texts.lengths - 2
+        self._texts = texts
+        self._mask_id = tokenizer.mask_id
+        self.text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (copies,)
+        self.lengths = texts.lengths[self.text_of]
+        self._positions = 1 + positions_within(offsets_of(num_tokens))  # of the scored token, after [CLS]
+        self._num_masked = np.ones_like(self._positions)
+        if whole_words:
+            tokens = texts.offsets[self.text_of] + self._positions  # indices into the ids of all texts
+            word_starts = np.flatnonzero(~tokenizer.is_subword[texts.input_ids])
+            self._num_masked = word_starts[np.searchsorted(word_starts, tokens + 1)] - tokens
+
+    def take(self, rows: np.ndarray) -> Examples:
+        """Return copies, whose only mask with a label is the scored token."""
+        copies = self._texts.take(self.text_of[rows])
+        scored = copies.offsets[:-1] + self._positions[rows]
+        labels = copies.input_ids[scored]
+        copies.input_ids[spans(scored, self._num_masked[rows])] = self._mask_id
+        masks = Masks(self._positions[rows], labels, offsets=np.arange(len(rows) + 1))
+        return dataclasses.replace(copies, masks=masks)
+
+
+def log_probabilities(network: BertForPreTraining, packed: Packed, sequences: Examples) -> Tensor:
+    """Return the log-probability of the original token at each mask, (masks,)."""
+    assert sequences.masks is not None
+    device = packed.input_ids.device
+    masked = torch.from_numpy(sequences.masked_indices).to(device)
+    labels = torch.from_numpy(sequences.masks.original_ids.astype(np.int64)).to(device)
+    features = network(*packed, masked).mlm_features  # (masks, hidden)
+    losses = []
+    for begin in range(0, len(labels), DECODED_ROWS):
+        block = slice(begin, begin + DECODED_ROWS)
+        logits = network.decode(features[block]).float()  # (rows, vocabulary)
+        losses.append(F.cross_entropy(logits, labels[block], reduction="none"))
+    return -torch.cat(losses)

@@ -1,34 +1,39 @@
 """Texts for a model, from the same inputs as the stages: each line of `.txt`, or each record of any other format.
 
 Inputs are read twice. The first pass counts and checks the texts, so that a progress bar has a total and errors appear
-immediately. The second yields them tokenized in groups of bounded size.
+immediately. In the second, texts are encoded in groups of bounded size.
 """
 
-import itertools
 import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert_pretrain.config import DataConfig, TextField
+from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError, OutputError
+from bert_pretrain.examples.examples import Examples
 from bert_pretrain.io.manifest import check_writable
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.ragged import offsets_of
+from bert_pretrain.ragged import offsets_of, spans
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
-# A group of texts ends at one of these limits, with the text that reaches it. Callers sort its texts by length.
+if TYPE_CHECKING:
+    from bert_pretrain.model.sequences import Bert  # imports PyTorch
+
+# A group of texts ends at one of these limits, with the text that reaches it.
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
 MAX_WORDS_SHOWN = 3  # unknown words in a warning
+_STREAMS = ("/dev/stdout", "/dev/stderr")  # a link would be replaced by a file
 
 
 @dataclass(frozen=True)
@@ -59,39 +64,48 @@ class Texts:
     """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self, inputs: Sequence[str], text_field: TextField, *, strips_accents: bool, encoding: str = "utf-8",
-        skip_empty: bool = False,
-    ) -> None:  # fmt: skip
+        self, inputs: Sequence[str], config: DataConfig, *, strips_accents: bool, skip_empty: bool = False
+    ) -> None:
         self._strips_accents = strips_accents
-        self._config = DataConfig(
-            text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
-        )
-        self.sources = resolve(inputs, self._config, every_split=True)
-        self.num_texts = 0
-        if any(source.format == "txt" for source in self.sources):
+        self._config = config.model_copy(update={"sentence_splitter": "lines", "document_boundary": "blank_line"})
+        self._sources = resolve(inputs, self._config, every_split=True)
+        if any(source.format == "txt" for source in self._sources):
             print("texts      each line of .txt is one text")
+        self.num_texts = 0
         counts: Counter[str] = Counter()
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
-            if (skipped := is_empty(text.text, strips_accents=strips_accents)) and not skip_empty:
+            if not is_empty(text.text, strips_accents=strips_accents):
+                self.num_texts += 1
+            elif skip_empty:
+                counts["empty_texts_skipped"] += 1
+            else:
                 raise _empty_error(text)
-            counts["empty_texts_skipped"] += skipped
-            self.num_texts += not skipped
         if notes := describe_reasons(join_reasons(counts)):  # such as skipped texts and repaired characters
             print(f"found      {', '.join(notes)}")
         if not self.num_texts:
             raise InputError("the inputs have no text", where=", ".join(inputs), remedy="name inputs with text in them")
 
+    @property
+    def locations(self) -> list[str]:
+        return [source.location for source in self._sources]
+
     def _read(self, counts: Counter[str]) -> Iterator[Text]:
-        for source in self.sources:
+        for source in self._sources:
             unit = "line" if source.format == "txt" else "record"
             for row, text in enumerate(read_texts(ByteRange(source), self._config, counts), start=1):
                 yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
-        return (text for text in self._read(Counter()) if not is_empty(text.text, strips_accents=self._strips_accents))
-
-
-_STREAMS = ("/dev/stdout", "/dev/stderr")  # a link would be replaced by a file
+        """Read the texts again. Raise InputError if their number has changed."""
+        number = 0
+        for text in self._read(Counter()):
+            if not is_empty(text.text, strips_accents=self._strips_accents):
+                yield text
+                number += 1
+        if number != self.num_texts:
+            what = f"the inputs had {self.num_texts:,} texts and now have {number:,}"
+            remedy = "run the command again when the inputs no longer change"
+            raise InputError(what, where=", ".join(self.locations[:3]), remedy=remedy)
 
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
@@ -99,34 +113,62 @@ def check_output_file(output: Path | None, locations: Iterable[str], flag: str =
     if output is None:
         return
     check_writable(output.parent, flag)
+    what, remedy = "", "give the name of a file"
     if output.is_dir():
-        raise OutputError(f"{output} is a folder", where=flag, remedy="give the name of a file")
-    if (output.exists() and not output.is_file()) or str(output) in _STREAMS:
-        raise OutputError(f"{output} is not a regular file", where=flag, remedy="give the name of a file")
-    if output.resolve() in {Path(location).resolve() for location in set(locations)}:
-        raise OutputError(f"{output} is an input", where=flag, remedy="name another file")
+        what = "is a folder"
+    elif (output.exists() and not output.is_file()) or str(output) in _STREAMS:
+        what = "is not a regular file"
+    elif output.resolve() in {Path(location).resolve() for location in set(locations)}:
+        what, remedy = "is an input", "name another file"
+    if what:
+        raise OutputError(f"{output} {what}", where=flag, remedy=remedy)
 
 
-def encoded_groups(
-    texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True
-) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
-    """Yield groups of texts in order, with their ids without [CLS] and [SEP].
+class TextEncoder:
+    """Encodes texts for a model as `[CLS] text [SEP]`, and counts [UNK] and the texts that are too long."""
 
-    Warn at the end if too many tokens are [UNK]. Set `warns` to False if the same texts are encoded again.
-    """
-    encoder, unknown_words = Encoder(tokenizer), UnknownWords(tokenizer)
-    for group in _grouped(texts):
-        encoded = [text.text.encode() for text in group]
-        starts = offsets_of(np.array([len(text_bytes) for text_bytes in encoded]))[:-1]
-        joined = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
-        ids = [joined.ids[begin:end] for begin, end in itertools.pairwise(joined.offsets)]
-        for text, text_ids in zip(group, ids, strict=True):
-            if not len(text_ids):
-                raise _empty_error(text)
-            unknown_words.add(text.text, text_ids)
-        yield group, ids
-    if warns:
-        unknown_words.warn()
+    def __init__(self, bert: "Bert") -> None:
+        self._bert = bert
+        self._encoder = Encoder(bert.tokenizer)
+        self._unknown_words = UnknownWords(bert.tokenizer)
+        self.num_truncated = 0
+
+    def groups(self, texts: Iterable[Text], too_long: str = "") -> Iterator[tuple[list[Text], Examples]]:
+        """Yield groups of texts in order, with their sequences, which are truncated to the model's maximum length.
+
+        With `too_long`, a remedy, raise InputError at the first text that would be truncated.
+        """
+        for group in _grouped(texts):
+            encoded = [text.text.encode() for text in group]
+            starts = offsets_of(np.array([len(text_bytes) for text_bytes in encoded]))[:-1]
+            found = self._encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+            lengths = np.diff(found.offsets)
+            for text, length, begin in zip(group, lengths.tolist(), found.offsets.tolist(), strict=False):
+                if not length:
+                    raise _empty_error(text)
+                if too_long:
+                    what = f"the text {text.text[:60]!r}"
+                    self._bert.check_length(length + 2, what, where=text.where, remedy=too_long)
+                self._unknown_words.add(text.text, found.ids[begin : begin + length])
+            self.num_truncated += int(np.count_nonzero(lengths + 2 > self._bert.max_length))
+            lengths = np.minimum(lengths, self._bert.max_length - 2)
+            yield group, self._with_special_tokens(found.ids[spans(found.offsets[:-1], lengths)], lengths)
+
+    def _with_special_tokens(self, ids: np.ndarray, lengths: np.ndarray) -> Examples:
+        tokenizer = self._bert.tokenizer
+        offsets = offsets_of(lengths + 2)
+        input_ids = np.empty(offsets[-1], dtype=ids.dtype)
+        input_ids[offsets[:-1]] = tokenizer.cls_id
+        input_ids[spans(offsets[:-1] + 1, lengths)] = ids
+        input_ids[offsets[1:] - 1] = tokenizer.sep_id
+        return Examples(input_ids, offsets, segment_b_start=lengths + 2)
+
+    def report(self) -> None:
+        """Print how many texts were truncated, if any. Warn if too many tokens are [UNK]."""
+        if self.num_truncated:
+            limit = f"{self._bert.max_length} tokens (default: what the model is trained for; --max-length)"
+            print(f"truncated  {self.num_truncated:,} texts longer than {limit}")
+        self._unknown_words.warn()
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -155,7 +197,8 @@ class UnknownWords:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._words: list[str] = []
-        self._num_tokens = self._num_unknown = 0
+        self._num_tokens = 0
+        self._num_unknown = 0
 
     def add(self, text: str, ids: Sequence[int] | np.ndarray) -> None:
         """Count the tokens of a text."""

@@ -14,10 +14,8 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.metrics import perplexity
-from bert_pretrain.model import devices
-from bert_pretrain.model.folder import length_limit
-from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
+from bert_pretrain.model.folder import check_same_vocabulary
+from bert_pretrain.model.sequences import open_bert
 from bert_pretrain.train import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches
@@ -42,26 +40,18 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | 
     if not folder.rows("validation"):
         remedy = "make it with data.validation_fraction above 0"
         raise DataError(f"{data} has no examples in its validation split", where="--data", remedy=remedy)
-    device = devices.choose_device(config.device)
-    devices.configure_cpu(device)
-    dtype = devices.choose_precision(config.precision, device).dtype
-    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=MLM_WEIGHTS)
-    network = loaded.model
-    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.missing)
+    bert = open_bert(model, config, MLM_WEIGHTS, max_length=max_length, tokenizer=tokenizer)
+    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in bert.missing)
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
-    check_rows(model, network.vocab_size, tokenizer, "MODEL")
     longest = folder.max_seq_length
-    if longest > (limit := length_limit(model, max_length)):
-        raise DataError(
-            f"examples have up to {longest} tokens, but the model is trained for {limit}",
-            where=f"{model} and {data}",
-            remedy="evaluate on data with a smaller data.max_seq_length, or read more with --max-length",
-        )
-    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, longest, device, dtype)
+    remedy = "evaluate on data with a smaller data.max_seq_length, or read more with --max-length"
+    bert.check_length(longest, "the longest example", where=f"{model} and {data}", remedy=remedy)
+    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, bert.network, longest, bert.device, bert.dtype)
     batches = evaluation_batches(folder, "validation", micro_batch_tokens)
     documents = folder.num_documents("validation")
-    metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype, documents=documents)
+    losses = PretrainingLoss(bert.network)
+    metrics = evaluate_batches(losses, batches, bert.device, bert.dtype, documents=documents)
     return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 
 

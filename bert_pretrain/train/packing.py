@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain import ragged
 from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
+from bert_pretrain.model.sequences import Packed, batches_by_length, pack_sequences
 from bert_pretrain.train.sampled_softmax import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
@@ -44,9 +44,9 @@ class Batch:
     candidate_log_probabilities: Tensor | None = None  # (candidates,) float32
 
     @property
-    def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """The encoder's inputs: `input_ids`, `token_type_ids`, `position_ids`, `cu_seqlens` and `max_seqlen`."""
-        return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
+    def sequences(self) -> Packed:
+        """The encoder's inputs."""
+        return Packed(self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen)
 
     @property
     def candidates(self) -> Candidates | None:
@@ -139,19 +139,10 @@ class ShapeMultiples:
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
     """Return the examples of each micro-batch of a rank, as indices into `lengths`.
 
-    A micro-batch has at most `micro_batch_tokens` tokens, or one longer example. Its examples have similar lengths, so
-    padded attention pads little. Ranks get similar numbers of tokens.
+    Micro-batches are those of `batches_by_length`. Ranks get similar numbers of tokens.
     """
     share = _snake_shares(lengths, num_ranks)[rank]
-    offsets = ragged.offsets_of(lengths[share])
-    assigned = []
-    begin = 0
-    while begin < len(share):
-        end = int(np.searchsorted(offsets, offsets[begin] + micro_batch_tokens, side="right")) - 1
-        end = max(begin + 1, end)
-        assigned.append(share[begin:end])
-        begin = end
-    return assigned
+    return [share[rows] for rows in batches_by_length(lengths[share], micro_batch_tokens)]
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
@@ -274,14 +265,10 @@ def pack(examples: Examples) -> Batch:
     labels = examples.next_sentence_label
     assert masks is not None
     return Batch(
-        input_ids=_int64(examples.input_ids),
-        token_type_ids=_int64(examples.is_segment_b),
-        position_ids=_int64(ragged.positions_within(examples.offsets)),
-        cu_seqlens=torch.from_numpy(examples.offsets.astype(np.int32)),
+        **pack_sequences(examples)._asdict(),
         masked_positions=_int64(examples.masked_indices),
         masked_labels=_int64(masks.original_ids),
         next_sentence_labels=None if labels is None else _int64(labels),
-        max_seqlen=int(examples.lengths.max()),
         num_tokens=len(examples.input_ids),
         num_sequences=len(examples),
         num_predictions=len(masks.original_ids),

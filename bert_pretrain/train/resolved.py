@@ -19,13 +19,15 @@ from bert_pretrain.model.folder import (
     PRETRAINING,
     TRAINED_LENGTH,
     check_model,
+    check_rows,
+    check_same_vocabulary,
     damage_of_model,
     lengths,
+    match_vocabulary,
     read_config,
     weights_sha256,
 )
 from bert_pretrain.model.hub import model_folder
-from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary, match_vocabulary
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint, open_checkpoint

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
@@ -107,7 +107,7 @@ def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.C
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
     Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
-    texts = Texts(inputs, "body", strips_accents=True, skip_empty=True)
+    texts = Texts(inputs, DataConfig(text_field="body"), strips_accents=True, skip_empty=True)
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.tools.embed import embed
 from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.tools.score import score_pairs, score_texts
@@ -51,6 +51,6 @@ def test_what_cannot_be_truncated_is_refused(trained_for_12: Path, data_folder: 
     with pytest.raises(InputError, match="trained for 12"):
         score_pairs(trained_for_12, [str(pairs)], config=CPU)
     assert score_pairs(trained_for_12, [str(pairs)], config=CPU, max_length=40)[0]["pairs"] == 1
-    with pytest.raises(DataError, match="trained for 12"):
+    with pytest.raises(InputError, match="trained for 12"):
         evaluate(trained_for_12, data_folder, config=CPU.train)
     assert evaluate(trained_for_12, data_folder, config=CPU.train, max_length=64)["examples"]
