@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.model.attention import attend_varlen, make_layout
+from bert_pretrain.model.attention import attend_padded, attend_varlen, make_layout
 from bert_pretrain.model.short_attention import HEAD_SIZES, MAX_SEQLEN, attend_short
 
 MAX_RELATIVE_ERROR = 0.02  # limit for the Triton kernels against fp32; rounding to bf16 gives 0.002 to 0.004
@@ -36,13 +36,13 @@ def choose_attention(
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
-    if obstacle is not None:
-        if setting == "auto":
-            return "padded", obstacle
-        what = f"attention is 'varlen', but {obstacle}"
-        raise ConfigError(what, where="train.attention", remedy="set it to auto or padded")
     if setting == "varlen":
+        if obstacle:
+            what = f"attention is 'varlen', but {obstacle}"
+            raise ConfigError(what, where="train.attention", remedy="set it to auto or padded")
         return "varlen", "as configured"
+    if obstacle:
+        return "padded", obstacle
     reason = "flash attention without padding"
     if longest is None:
         return "varlen", reason
@@ -50,8 +50,8 @@ def choose_attention(
     return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
 
 
-def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:
-    """Return why flash attention does not support these settings, or None if it does."""
+def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str:
+    """Return why flash attention does not support these settings, or "" if it does."""
     if device.type != "cuda":
         return f"flash attention needs CUDA, the device is {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -61,9 +61,7 @@ def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, d
     if head_size % 8 or head_size > 256:
         return f"flash attention needs a head size that is a multiple of 8, up to 256; here it is {head_size}"
     major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return f"flash attention needs compute capability 8.0, this GPU has {major}.{minor}"
-    return None
+    return "" if major >= 8 else f"flash attention needs compute capability 8.0, this GPU has {major}.{minor}"
 
 
 def try_short(
@@ -117,16 +115,12 @@ def _failure(exception: Exception, device: torch.device) -> str:
 def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
     """Return the larger of the relative errors (by norm) of the context and of its gradient, compared with fp32."""
     lengths = torch.tensor([longest, 1, longest // 2 + 1, longest - longest // 8], device=device)
+    bounds = F.pad(lengths.cumsum(0), (1, 0)).int()
+    tokens, heads = int(bounds[-1]), 3
+    layout = make_layout(bounds, longest, tokens, "padded")
     generator = torch.Generator().manual_seed(0)
-    shape = (int(lengths.sum()), 3, 3, head_size)
-    inputs = torch.randn(*shape, generator=generator).to(device, dtype)
-    direction = torch.randn(shape[0], *shape[2:], generator=generator).to(device, dtype)
-    sequence = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-    mask = sequence[:, None] == sequence[None, :]
-
-    def masked_attention(query_key_value: Tensor) -> Tensor:
-        query, key, value = query_key_value.permute(1, 2, 0, 3)  # 3 × (heads, tokens, head size)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(0, 1)
+    inputs = torch.randn(tokens, 3, heads, head_size, generator=generator).to(device, dtype)
+    direction = torch.randn(tokens, heads * head_size, generator=generator).to(device, dtype)
 
     def context_and_gradient(attend: Callable[[Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
         inputs.requires_grad_()
@@ -134,9 +128,8 @@ def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: i
             context = attend(inputs)
             return [context.detach(), *torch.autograd.grad(context, inputs, direction.to(inputs.dtype))]
 
-    bounds = F.pad(lengths.cumsum(0), (1, 0)).int()
-    ours = context_and_gradient(lambda inputs: attend_short(inputs, bounds, longest), inputs.clone())
-    expected = context_and_gradient(masked_attention, inputs.float())
+    ours = context_and_gradient(lambda inputs: attend_short(inputs, bounds, longest).flatten(1), inputs.clone())
+    expected = context_and_gradient(lambda inputs: attend_padded(inputs, layout, 0.0), inputs.float())
     return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))
 
 

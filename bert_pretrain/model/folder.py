@@ -1,4 +1,4 @@
-"""Read and check model folders. Only pickles and the values of weights need torch.
+"""Read and check model folders, and compare vocabularies with them. Only pickles and the values of weights need torch.
 
 Weight files are searched in the same order as in `transformers`: safetensors before pickles, one file before an index.
 """
@@ -8,9 +8,8 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import safetensors
 from pydantic import ValidationError
 from safetensors import safe_open
 
@@ -20,9 +19,6 @@ from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, r
 from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
 from bert_pretrain.text.tokenizer_folder import FILES, has_vocabulary, read_tokenizer_folder
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 CARD = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -31,6 +27,8 @@ PRETRAINING = "pretraining"  # key of `config.json` that describes our pretraini
 TRAINED_LENGTH = "max_seq_length"  # its key for the number of tokens of the longest training examples
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
+# Values of `config.json` that may be missing, but not different.
+_SUPPORTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
 _REMEDY = (
     f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several; or a model on "
     "the Hub with its owner, such as google-bert/bert-base-uncased"
@@ -67,8 +65,7 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     vocab_size = content.get("vocab_size") if isinstance(content, dict) else None
     if type(vocab_size) is not int or vocab_size < 1:
         raise DataError("vocab_size is missing or invalid", where=where, remedy=_REMEDY)
-    required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-    for key, value in required.items():
+    for key, value in _SUPPORTED.items():
         if content.get(key, value) != value:
             what = f"{key} is {str(content[key])[:80]!r}; only BERT with {value!r} is supported"
             raise DataError(what, where=where, remedy=_REMEDY)
@@ -141,41 +138,34 @@ def weights_sha256(folder: Path, flag: str) -> str:
 
 
 def read_weights(folder: Path, flag: str, *, only_shapes: bool = False) -> dict[str, Any]:
-    """Return a folder's tensors by their names on disk, on the CPU.
+    """Return a folder's tensors by their names on disk, on the CPU, or with `only_shapes` their shapes.
 
-    With `only_shapes`, return shapes instead, and read only the headers of safetensors.
+    Shapes are read from the headers of safetensors. A pickle of more than tensors is refused, because it could run
+    code.
     """
     weights: dict[str, Any] = {}
     for path in weight_files(folder, flag):
-        if path.suffix != ".safetensors":
-            tensors = read_pickle(path)
-            weights |= {name: tuple(tensor.shape) for name, tensor in tensors.items()} if only_shapes else tensors
-            continue
         try:
-            if only_shapes:
-                with safe_open(path, "np") as file:
-                    weights |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            else:
-                from safetensors.torch import load_file
-
-                weights |= load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
+            weights |= _read_weights(path, only_shapes)
+        except Exception as error:  # a broken pickle can raise any exception
+            what = f"{path.name} is broken, or a pickle of more than tensors, which is not unpickled"
+            remedy = f"copy it again; if you trust a pickle, convert it to {WEIGHTS}"
+            raise DataError(what, where=str(path), remedy=remedy) from error
     return weights
 
 
-def read_pickle(path: Path) -> "dict[str, Tensor]":
-    """Read a pickle of named tensors. Refuse any other pickle, which could run code."""
+def _read_weights(path: Path, only_shapes: bool) -> dict[str, Any]:
+    is_pickle = path.suffix != ".safetensors"
+    if only_shapes and not is_pickle:
+        with safe_open(path, "np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     import torch
+    from safetensors.torch import load_file
 
-    try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        if not all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()):
-            raise TypeError("not a dict of tensors")
-        return tensors
-    except Exception as error:  # a broken pickle can raise any exception
-        what = f"{path.name} is broken or has more than named tensors, and was not unpickled"
-        raise DataError(what, where=str(path), remedy="convert it to model.safetensors if you trust it") from error
+    tensors = torch.load(path, map_location="cpu", weights_only=True) if is_pickle else load_file(path)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise TypeError("not a dict of tensors")
+    return {str(name): tuple(tensor.shape) if only_shapes else tensor for name, tensor in tensors.items()}
 
 
 def weight_files(folder: Path, flag: str) -> list[Path]:
@@ -190,17 +180,19 @@ def weight_files(folder: Path, flag: str) -> list[Path]:
 
 def _indexed_files(index: Path) -> list[Path]:
     """Return the weight files that an index lists. Raise `DataError` if one is missing or in another folder."""
-    content = read_json(index)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    what = f"{index.name} names no files in its folder"
-    if names and all(isinstance(name, str) and Path(name).name == name for name in names):
-        files = sorted({index.parent / name for name in names})
-        missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file fails for very long names
-        if not missing:
-            return files
+    remedy = "copy the folder again"
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy=remedy) from error
+    files = [index.parent / name for name in names]
+    missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file fails for very long names
+    if missing:
         what = f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:3])}"
-    raise DataError(what, where=str(index), remedy="copy the folder again")
+        raise DataError(what, where=str(index), remedy=remedy)
+    return files
 
 
 def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], folder: Path, flag: str) -> None:
@@ -233,22 +225,24 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
         remedy = "make the data with --vocab and this model's folder, or a folder that 'vocab --extend' made from it; "
         remedy += "or use a model trained on such data"
         raise DataError(what, where=flag, remedy=remedy)
-    theirs = (old.whole_words, old.split_clusters, old.lowercase, old.strip_accents, old.handle_chinese_chars)
-    ours = (tokenizer.whole_words, tokenizer.split_clusters, *tokenizer.settings.values())
-    names = ("whole words", "clusters", *tokenizer.settings)
-    num_compared = 2 if old.lowercase is None else len(names)  # None if the folder does not state these settings
-    if _effective_settings(theirs)[:num_compared] != _effective_settings(ours)[:num_compared]:
-        pairs = zip(names, theirs, ours, strict=True)
-        differences = ", ".join(f"{name} {a} and {b}" for name, a, b in pairs if a != b)
-        what = f"the tokenizers of {folder} and of the data treat text differently: {differences}"
+    theirs = {"whole words": old.whole_words, "clusters": old.split_clusters}
+    ours = {"whole words": tokenizer.whole_words, "clusters": tokenizer.split_clusters}
+    if old.lowercase is not None:  # otherwise the folder does not state the settings of the normalizer
+        theirs |= _normalizer(old.lowercase, old.strip_accents, old.handle_chinese_chars)
+        ours |= _normalizer(*tokenizer.settings.values())
+    differences = [f"{name} {theirs[name]} and {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    if differences:
+        what = f"the tokenizers of {folder} and of the data treat text differently: {', '.join(differences)}"
         raise DataError(what, where=flag, remedy="make the data with --vocab and this model's folder")
     return extension
 
 
-def _effective_settings(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
-    """Replace a `strip_accents` of None by the value of `lowercase`, as BERT's tokenizer does."""
-    *others, lowercase, strip_accents, handle_chinese_chars = settings
-    return *others, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
+def _normalizer(lowercase: Any, strip_accents: Any, handle_chinese_chars: Any) -> dict[str, bool]:
+    return {
+        "lowercase": lowercase,
+        "strip_accents": lowercase if strip_accents is None else strip_accents,  # as in BERT's tokenizer
+        "handle_chinese_chars": handle_chinese_chars,
+    }
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:

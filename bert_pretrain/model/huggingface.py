@@ -92,10 +92,13 @@ def save_model_folder(
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
-    write_json(folder / CONFIG, config if pretraining is None else {**config, PRETRAINING: pretraining})
+    length = model.config.max_position_embeddings
+    if pretraining is not None:
+        config[PRETRAINING] = pretraining
+        length = pretraining[TRAINED_LENGTH]
+    write_json(folder / CONFIG, config)
     write_tensors(tensors, folder / WEIGHTS)
-    positions = model.config.max_position_embeddings
-    tokenizer.save(folder, positions if pretraining is None else pretraining[TRAINED_LENGTH])
+    tokenizer.save(folder, length)
     write_checksums(folder, {CONFIG, WEIGHTS, *tokenizer.files})
 
 
@@ -148,12 +151,18 @@ def load_model(
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    backend, _ = choose_attention(attention, device, dtype, hidden_size=hidden, num_heads=heads, dropout_rate=0.0)
+    backend, _ = choose_attention(
+        attention,
+        device,
+        dtype,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        dropout_rate=0.0,
+    )
     model = BertForPreTraining(config, vocab_size, attention=backend)
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:
-        what = f"{folder} lacks required weights: {', '.join(needed[:4])}{' …' if len(needed) > 4 else ''}"
+        what = f"{folder} lacks {len(needed)} required weights, such as {needed[0]}"
         remedy = "use a model with its pretraining heads, such as one written by 'bert-pretrain train'"
         raise DataError(what, where=flag, remedy=remedy)
     return LoadedModel(model.to(device).eval(), missing, unused)
@@ -218,17 +227,18 @@ def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Ten
         if old_name.endswith("position_ids"):
             continue  # a buffer of older versions: 0, 1, 2, …
         name = current_name(old_name)
-        is_dense = tensor.dtype in _DTYPES and tensor.layout == torch.strided
-        if not is_dense and name.startswith(("bert.", "cls.")):
+        if tensor.dtype in _DTYPES and tensor.layout == torch.strided:
+            # Unlike `isfinite`, `aminmax` needs no memory. Both of its results are NaN if a number is NaN.
+            if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+                what = f"the tensor {old_name} has NaN or infinity"
+                raise DataError(what, where=where, remedy="use a model whose training did not diverge")
+        elif name.startswith(("bert.", "cls.")):
             what = f"{tensor.dtype} with {tensor.layout} is not supported"
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
-        # Unlike `isfinite`, `aminmax` needs no memory. Both of its results are NaN if a number is NaN.
-        if is_dense and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            what, remedy = f"the tensor {old_name} has NaN or infinity", "use a model whose training did not diverge"
-            raise DataError(what, where=where, remedy=remedy)
         renamed[name] = tensor
     # The decoder is tied to the embeddings, but some versions also store its weight and bias.
-    decoder, bias = (renamed.pop(f"cls.predictions.decoder.{leaf}", None) for leaf in ("weight", "bias"))
+    decoder = renamed.pop("cls.predictions.decoder.weight", None)
+    bias = renamed.pop("cls.predictions.decoder.bias", None)
     embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
         what = "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them"

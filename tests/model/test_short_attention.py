@@ -102,7 +102,7 @@ def test_error_that_leaves_cuda_unusable_names_the_setting(monkeypatch: pytest.M
 
 
 def test_only_auto_with_a_known_maximum_length_tries_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_varlen_obstacle", lambda *_: None)
+    monkeypatch.setattr(backend, "_varlen_obstacle", lambda *_: "")
     monkeypatch.setattr(backend, "try_short", lambda *_: (True, "faster"))
 
     def chosen(setting: str, longest: int | None) -> tuple[str, str]:
