@@ -61,7 +61,7 @@ class Classify(Task):
                 if not isinstance(value, str):
                     raise row.unusable(f"'{column}' is not text but {type(value).__name__}")
                 inputs[name] = value if value.strip() else ""
-        if is_empty(inputs["text"], strips_accents=self.tokenizer.strips_accents):
+        if is_empty(inputs["text"], self.tokenizer):
             raise row.unusable(f"'{self.settings.text_field}' is empty", "add the text, or remove the row")
         return inputs
 

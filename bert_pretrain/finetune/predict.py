@@ -84,7 +84,7 @@ def predict(
             windows = task.windows_of(buffer, "input")
             logits = finetuned.logits(windows, bar, len(buffer), batch_tokens)
             added += map(task.columns, task.decode(buffer, windows, logits))
-    names = _write(output, examples, added)
+    names = write_rows(output, examples, added)
     task.report_long_examples(examples, "input")
     task.unknown_words.warn()
     print(f"written    {output}: {len(examples):,} rows with {', '.join(names)}")
@@ -136,7 +136,7 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     return task
 
 
-def _write(output: Path, examples: list[Example], added: list[dict[str, Any]]) -> list[str]:
+def write_rows(output: Path, examples: list[Example], added: list[dict[str, Any]]) -> list[str]:
     """Write rows with added columns atomically, in the format of the suffix. Return the names of the added columns.
 
     `.jsonl` and `.csv` contain all columns; an added column gets the prefix `predicted_` if the input has its name.

@@ -64,16 +64,13 @@ def embed(
         what = f"{pooling} needs {num_last} layers, the model has {num_layers}"
         raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
     size = bert.network.config.hidden_size * (num_last if pooling == "last4-concat" else 1)
-    strips_accents = bert.tokenizer.strips_accents
-    texts = Texts(inputs, config.data, strips_accents=strips_accents, skip_empty=skip_empty)
+    texts = Texts(inputs, config.data, bert.tokenizer, skip_empty=skip_empty)
     check_output_file(output, texts.locations)
     print(f"features   {texts.num_texts:,} texts, {size} numbers per {level}, pooling {pooling}")
     encoder = TextEncoder(bert)
     head = _head_of(bert.network, level, pooling)
-    num_tokens = 0
 
     def blocks() -> Iterator[Block]:
-        nonlocal num_tokens
         for group, sequences in encoder.groups(texts):
             # Sentence vectors of a group fit in memory, but token vectors of many long texts may not.
             num_vectors = int(sequences.lengths.max()) if level == "token" else 1
@@ -83,7 +80,6 @@ def embed(
                 block = sequences.take(np.arange(begin, begin + len(part)))
                 num_outputs = block.lengths if level == "token" else np.ones_like(block.lengths)
                 yield part, block, bert.run(block, head, num_outputs, lambda rows: bar.update(len(rows)), batch_tokens)
-            num_tokens += len(sequences.input_ids)
 
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -95,7 +91,7 @@ def embed(
         else:
             _write_parquet(temporary, blocks(), size, bert.tokenizer.tokens if level == "token" else None)
     encoder.report()
-    print(f"written    {output}: {texts.num_texts:,} texts, {num_tokens:,} tokens")
+    print(f"written    {output}: {texts.num_texts:,} texts, {encoder.num_tokens:,} tokens")
 
 
 def _check_options(model: Path, output: Path, level: str, pooling: str | None) -> str:
@@ -172,4 +168,4 @@ def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> N
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for _, _, vectors in blocks:
-            file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+            file.write(vectors.astype("<f4", copy=False).data)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import perplexity
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.sequences import Packed, open_bert
 from bert_pretrain.ragged import offsets_of, positions_within, spans
 from bert_pretrain.text.readers import read_records, repair_surrogates
@@ -59,31 +58,29 @@ def score_texts(
     """
     scorer = Scorer(model, config.train, **scoring)
     tokenizer = scorer.bert.tokenizer
-    texts = Texts(inputs, config.data, strips_accents=tokenizer.strips_accents, skip_empty=skip_empty)
+    texts = Texts(inputs, config.data, tokenizer, skip_empty=skip_empty)
     check_output_file(output, texts.locations)
     check_output_file(json_file, texts.locations, "--json")
     total = 0.0
     num_tokens = 0
     progress = progress_bar(total=texts.num_texts, unit=" texts", unit_scale=True, desc="score")
     with progress as bar, _writer(output) as write:
-        for group, sequences in scorer.encoder.groups(texts):
-            for number, (text, scores) in enumerate(zip(group, scorer.scores(sequences, bar.update), strict=True)):
-                pll = float(scores.sum())
-                total += pll
-                num_tokens += len(scores)
-                record = {
-                    "source": text.location,
-                    "row": text.row,
-                    "text": text.text,
-                    "tokens": len(scores),
-                    "pll": round(pll, 6),
-                    "pll_per_token": round(pll / len(scores), 6),
-                }
-                if per_token:
-                    ids = sequences.take(np.array([number])).input_ids[1:-1]
-                    record["token_texts"] = [tokenizer.tokens[index] for index in ids]
-                    record["token_plls"] = [round(score, 6) for score in scores.tolist()]
-                write(record)
+        for text, ids, scores in scorer.scored(scorer.encoder.groups(texts), bar.update):
+            pll = float(scores.sum())
+            total += pll
+            num_tokens += len(ids)
+            record = {
+                "source": text.location,
+                "row": text.row,
+                "text": text.text,
+                "tokens": len(ids),
+                "pll": round(pll, 6),
+                "pll_per_token": round(pll / len(ids), 6),
+            }
+            if per_token:
+                record["token_texts"] = [tokenizer.tokens[index] for index in ids]
+                record["token_plls"] = np.round(scores, 6).tolist()
+            write(record)
     scorer.encoder.report()
     return {
         "pll": total,
@@ -111,8 +108,7 @@ def score_pairs(
     `UID` if records have it and `by` is None. Equal scores count as wrong.
     """
     scorer = Scorer(model, config.train, **scoring)
-    strips_accents = scorer.bert.tokenizer.strips_accents
-    pairs = read_pairs(inputs, by, strips_accents=strips_accents, encoding=config.data.encoding)
+    pairs = read_pairs(inputs, by, config.data, scorer.bert.tokenizer)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     check_output_file(output, (text.location for text in texts))
     check_output_file(json_file, (text.location for text in texts), "--json")
@@ -121,23 +117,22 @@ def score_pairs(
     groups = list(scorer.encoder.groups(texts, too_long=remedy))  # errors come before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _writer(output) as write:
-        scores = (each for _, sequences in groups for each in scorer.scores(sequences, lambda n: bar.update(n / 2)))
-        plls = (float(each.sum()) for each in scores)
+        scored = scorer.scored(groups, lambda number: bar.update(number / 2))
+        plls = (float(scores.sum()) for _, _, scores in scored)
         for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
             correct[group].append(pll_good > pll_bad)
-            record = {
-                "source": good.location,
-                "row": good.row,
-                by or DEFAULT_GROUP: group,
-                GOOD: good.text,
-                BAD: bad.text,
-                "pll_good": round(pll_good, 6),
-                "pll_bad": round(pll_bad, 6),
-                "correct": pll_good > pll_bad,
-            }
-            if not group:
-                del record[by or DEFAULT_GROUP]
-            write(record)
+            write(
+                {
+                    "source": good.location,
+                    "row": good.row,
+                    **({by or DEFAULT_GROUP: group} if group else {}),
+                    GOOD: good.text,
+                    BAD: bad.text,
+                    "pll_good": round(pll_good, 6),
+                    "pll_bad": round(pll_bad, 6),
+                    "correct": pll_good > pll_bad,
+                }
+            )
     scorer.encoder.report()
     results = [each for values in correct.values() for each in values]
     return _accuracy(results), {name: _accuracy(values) for name, values in sorted(correct.items()) if name}
@@ -148,7 +143,7 @@ def _accuracy(correct: list[bool]) -> dict[str, float]:
 
 
 def read_pairs(
-    inputs: Sequence[str], by: str | None, *, strips_accents: bool = False, encoding: str = "utf-8"
+    inputs: Sequence[str], by: str | None, config: DataConfig, tokenizer: Tokenizer
 ) -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
@@ -156,7 +151,7 @@ def read_pairs(
     "" if there is none.
     """
     pairs = []
-    for source in resolve(inputs, DataConfig(encoding=encoding)):
+    for source in resolve(inputs, config):
         if source.format not in ("json", "jsonl"):
             remedy = f"use records with {GOOD} and {BAD}"
             raise InputError("pairs must be in .jsonl", where=source.location, remedy=remedy)
@@ -164,7 +159,7 @@ def read_pairs(
             for field in (GOOD, BAD, by) if by else (GOOD, BAD):
                 value = record.get(field)
                 is_valid = isinstance(value, str | int if field == by else str)
-                if not is_valid or is_empty(str(value), strips_accents=strips_accents):
+                if not is_valid or is_empty(str(value), tokenizer):
                     what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
                     raise InputError(what, where=str(position), remedy="add it, or remove the record")
             texts = (repair_surrogates(record[field]) for field in (GOOD, BAD))
@@ -205,34 +200,52 @@ class Scorer:
         self._metric = metric
         self._batch_tokens = batch_tokens
 
-    def scores(self, texts: Examples, on_texts: Callable[[float], object]) -> list[np.ndarray]:
-        """Return the log-probability in nats of each token, given the rest of the text, as (tokens,) float64 per text.
+    def scored(
+        self,
+        groups: Iterable[tuple[list[Text], Examples]],
+        on_texts: Callable[[float], object],
+    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
+        """Yield each text with its ids and their log-probabilities in nats, given the rest of the text, (tokens,).
 
-        `texts` include [CLS] and [SEP], which get no score. `on_texts` gets the number of texts of each batch, which
-        can be a fraction.
+        Neither has [CLS] and [SEP]. `on_texts` gets the number of texts of each batch, which can be a fraction.
         """
-        copies = MaskedCopies(texts, self.bert.tokenizer, whole_words=self._metric == "word-l2r")
-        num_tokens = texts.lengths - 2
+        for group, sequences in groups:
+            copies = MaskedCopies(sequences, self.bert.tokenizer, masks_words=self._metric == "word-l2r")
+            num_tokens = sequences.lengths - 2
 
-        def on_batch(rows: np.ndarray) -> None:
-            # Slightly less, because tqdm warns if rounding brings the sum above the total.
-            on_texts((1 - 1e-9) * float((1 / num_tokens[copies.text_of[rows]]).sum()))
+            def on_batch(rows: np.ndarray, share: np.ndarray = 1 / num_tokens[copies.text_of]) -> None:
+                # Slightly less, because tqdm warns if rounding brings the sum above the total.
+                on_texts((1 - 1e-9) * float(share[rows].sum()))
 
-        def head(packed: Packed, batch: Examples) -> Tensor:
-            return log_probabilities(self.bert.network, packed, batch)
+            num_outputs = np.ones_like(copies.lengths)
+            scores = self.bert.run(copies, self._head, num_outputs, on_batch, self._batch_tokens).astype(np.float64)
+            ids = np.split(sequences.input_ids, sequences.offsets[1:-1])
+            for text, text_ids, text_scores in zip(
+                group, ids, np.split(scores, np.cumsum(num_tokens)[:-1]), strict=True
+            ):
+                yield text, text_ids[1:-1], text_scores
 
-        ones = np.ones_like(copies.lengths)
-        scores = self.bert.run(copies, head, ones, on_batch, self._batch_tokens)
-        return np.split(scores.astype(np.float64), np.cumsum(num_tokens)[:-1])
+    def _head(self, packed: Packed, sequences: Examples) -> Tensor:
+        """Return the log-probability of the original token at each mask, (masks,)."""
+        assert sequences.masks is not None
+        masked = torch.from_numpy(sequences.masked_indices).to(self.bert.device)
+        labels = torch.from_numpy(sequences.masks.original_ids.astype(np.int64)).to(self.bert.device)
+        features = self.bert.network(*packed, masked).mlm_features  # (masks, hidden)
+        losses = []
+        for begin in range(0, len(labels), DECODED_ROWS):
+            rows = slice(begin, begin + DECODED_ROWS)
+            logits = self.bert.network.decode(features[rows]).float()  # (rows, vocabulary)
+            losses.append(F.cross_entropy(logits, labels[rows], reduction="none"))
+        return -torch.cat(losses)
 
 
 class MaskedCopies:
     """A copy of a text for each of its tokens, in which this token is masked. Copies are made when they are taken.
 
-    With `whole_words`, the following tokens of the same word are masked too.
+    With `masks_words`, the following tokens of the same word are masked too.
     """
 
-    def __init__(self, texts: Examples, tokenizer: Tokenizer, *, whole_words: bool) -> None:
+    def __init__(self, texts: Examples, tokenizer: Tokenizer, *, masks_words: bool) -> None:
         num_tokens = texts.lengths - 2
         self._texts = texts
         self._mask_id = tokenizer.mask_id
@@ -240,7 +253,7 @@ class MaskedCopies:
         self.lengths = texts.lengths[self.text_of]
         self._positions = 1 + positions_within(offsets_of(num_tokens))  # of the scored token, after [CLS]
         self._num_masked = np.ones_like(self._positions)
-        if whole_words:
+        if masks_words:
             tokens = texts.offsets[self.text_of] + self._positions  # indices into the ids of all texts
             word_starts = np.flatnonzero(~tokenizer.is_subword[texts.input_ids])
             self._num_masked = word_starts[np.searchsorted(word_starts, tokens + 1)] - tokens
@@ -253,18 +266,3 @@ class MaskedCopies:
         copies.input_ids[spans(scored, self._num_masked[rows])] = self._mask_id
         masks = Masks(self._positions[rows], labels, offsets=np.arange(len(rows) + 1))
         return dataclasses.replace(copies, masks=masks)
-
-
-def log_probabilities(network: BertForPreTraining, packed: Packed, sequences: Examples) -> Tensor:
-    """Return the log-probability of the original token at each mask, (masks,)."""
-    assert sequences.masks is not None
-    device = packed.input_ids.device
-    masked = torch.from_numpy(sequences.masked_indices).to(device)
-    labels = torch.from_numpy(sequences.masks.original_ids.astype(np.int64)).to(device)
-    features = network(*packed, masked).mlm_features  # (masks, hidden)
-    losses = []
-    for begin in range(0, len(labels), DECODED_ROWS):
-        block = slice(begin, begin + DECODED_ROWS)
-        logits = network.decode(features[block]).float()  # (rows, vocabulary)
-        losses.append(F.cross_entropy(logits, labels[block], reduction="none"))
-    return -torch.cat(losses)

@@ -50,10 +50,10 @@ class Text:
         return f"{self.location}: {self.unit} {self.row}"
 
 
-def is_empty(text: str, *, strips_accents: bool) -> bool:
+def is_empty(text: str, tokenizer: Tokenizer) -> bool:
     """Return whether a text has only blanks and characters that BERT's tokenizer removes."""
     # Not "Cn": characters that are unknown to this Python, such as new emoji.
-    removed = ("Cc", "Cf", "Co", "Cs", "Mn") if strips_accents else ("Cc", "Cf", "Co", "Cs")
+    removed = ("Cc", "Cf", "Co", "Cs", "Mn") if tokenizer.strips_accents else ("Cc", "Cf", "Co", "Cs")
     return all(
         character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith(removed)
         for character in text
@@ -64,9 +64,9 @@ class Texts:
     """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self, inputs: Sequence[str], config: DataConfig, *, strips_accents: bool, skip_empty: bool = False
+        self, inputs: Sequence[str], config: DataConfig, tokenizer: Tokenizer, *, skip_empty: bool = False
     ) -> None:
-        self._strips_accents = strips_accents
+        self._tokenizer = tokenizer
         self._config = config.model_copy(update={"sentence_splitter": "lines", "document_boundary": "blank_line"})
         self._sources = resolve(inputs, self._config, every_split=True)
         if any(source.format == "txt" for source in self._sources):
@@ -74,7 +74,7 @@ class Texts:
         self.num_texts = 0
         counts: Counter[str] = Counter()
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
-            if not is_empty(text.text, strips_accents=strips_accents):
+            if not is_empty(text.text, tokenizer):
                 self.num_texts += 1
             elif skip_empty:
                 counts["empty_texts_skipped"] += 1
@@ -99,7 +99,7 @@ class Texts:
         """Read the texts again. Raise InputError if their number has changed."""
         number = 0
         for text in self._read(Counter()):
-            if not is_empty(text.text, strips_accents=self._strips_accents):
+            if not is_empty(text.text, self._tokenizer):
                 yield text
                 number += 1
         if number != self.num_texts:
@@ -131,6 +131,7 @@ class TextEncoder:
         self._bert = bert
         self._encoder = Encoder(bert.tokenizer)
         self._unknown_words = UnknownWords(bert.tokenizer)
+        self.num_tokens = 0
         self.num_truncated = 0
 
     def groups(self, texts: Iterable[Text], too_long: str = "") -> Iterator[tuple[list[Text], Examples]]:
@@ -152,6 +153,7 @@ class TextEncoder:
                 self._unknown_words.add(text.text, found.ids[begin : begin + length])
             self.num_truncated += int(np.count_nonzero(lengths + 2 > self._bert.max_length))
             lengths = np.minimum(lengths, self._bert.max_length - 2)
+            self.num_tokens += int((lengths + 2).sum())
             yield group, self._with_special_tokens(found.ids[spans(found.offsets[:-1], lengths)], lengths)
 
     def _with_special_tokens(self, ids: np.ndarray, lengths: np.ndarray) -> Examples:

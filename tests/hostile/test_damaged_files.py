@@ -49,6 +49,7 @@ from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.run import train
 from bert_pretrain.vocab.run import make_vocab
 from tests.text.test_documents import COMPRESS, FORMATS
+from tests.train.conftest import make_tokenizer
 
 _ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1.5, 2**31, 2**63, 10**30, -(10**9), 1e308, float("nan"), float("inf"), "", "a", "\ud800",
@@ -107,14 +108,14 @@ def corpora(folder: Path) -> Iterator[Target]:
         for part in documents.cut(source, part_bytes=64):
             for document in documents.read(part, config, Counter()):
                 document.text.encode()  # raises for lone surrogates
-        list(Texts([str(path)], "text", strips_accents=True, skip_empty=True))
+        list(Texts([str(path)], DataConfig(), make_tokenizer(), skip_empty=True))
 
     for ending, seed in contents.items():
         path = folder / f"corpus{ending}"
         yield Target(path, partial(read, path), [seed])
     path = folder / "pairs.jsonl"
     pair = {"sentence_good": "a", "sentence_bad": "b", "UID": "c"}
-    yield Target(path, lambda: read_pairs([str(path)], "UID"), as_json(pair))
+    yield Target(path, lambda: read_pairs([str(path)], "UID", DataConfig(), make_tokenizer()), as_json(pair))
 
 
 def configurations(folder: Path) -> Iterator[Target]:
@@ -218,7 +219,7 @@ def finetuning_tables(folder: Path) -> Iterator[Target]:
         examples = task.read(LabelledInput(str(path), INPUT))
         task.windows_of(examples, "input")
         for ending in (".jsonl", ".csv"):
-            write_rows(folder / f"rows{ending}", [example.values for example in examples])
+            write_rows(folder / f"rows{ending}", examples, [{} for _ in examples])
 
     for name, seeds in tables.items():
         yield Target(folder / name, partial(read, folder / name), seeds)

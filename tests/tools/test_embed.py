@@ -20,6 +20,7 @@ from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.tools.texts import Texts, is_empty
+from tests.train.conftest import make_tokenizer
 
 CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 LONGEST = 40
@@ -107,7 +108,7 @@ def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.C
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
     Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
-    texts = Texts(inputs, DataConfig(text_field="body"), strips_accents=True, skip_empty=True)
+    texts = Texts(inputs, DataConfig(text_field="body"), make_tokenizer(), skip_empty=True)
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
@@ -121,7 +122,7 @@ def test_texts_are_read_from_every_input_format(tmp_path: Path, capsys: pytest.C
 def test_a_text_is_empty_if_it_has_no_tokens(text: str, tokens: list[str]) -> None:
     words = BertPreTokenizer().pre_tokenize_str(BertNormalizer(strip_accents=True).normalize_str(text))
     assert [word for word, _ in words] == tokens
-    assert is_empty(text, strips_accents=True) == (not tokens)
+    assert is_empty(text, make_tokenizer()) == (not tokens)
 
 
 def test_long_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path, tmp_path: Path, capsys) -> None:

@@ -90,7 +90,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
 def test_invalid_pairs_raise_before_scoring(bert_folder, tmp_path, monkeypatch, content, what, where) -> None:
-    monkeypatch.setattr(Scorer, "scores", None)
+    monkeypatch.setattr(Scorer, "scored", None)
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=what) as refused:
