@@ -71,8 +71,8 @@ def predict(
     check_output_file(output, [location])
     changes = {name: value for name, value in (changes or {}).items() if value is not None}
     finetuned = FinetunedBert.open(model, config, changes.get("max_length"))
-    if _TASK_BY_SUFFIX[output.suffix] not in ("", finetuned.task):
-        what = f"{output.suffix} cannot hold predictions of the task '{finetuned.task}'"
+    if (only_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
+        what = f"{output.suffix} is for the task '{only_task}', but the task of the model is '{finetuned.task}'"
         raise ConfigError(what, where="--output", remedy=_REMEDY)
     task = _open_task(model, finetuned, changes)
     examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))

@@ -239,9 +239,9 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
 
 def _normalizer(lowercase: Any, strip_accents: Any, handle_chinese_chars: Any) -> dict[str, bool]:
     return {
-        "lowercase": lowercase,
+        "do_lower_case": lowercase,
         "strip_accents": lowercase if strip_accents is None else strip_accents,  # as in BERT's tokenizer
-        "handle_chinese_chars": handle_chinese_chars,
+        "tokenize_chinese_chars": handle_chinese_chars,
     }
 
 

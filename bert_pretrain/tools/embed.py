@@ -4,6 +4,7 @@ Texts are read in groups of bounded size and sorted by length within a group. Ve
 fp32 matrix products they equal those of `transformers` up to rounding.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def embed(
         if output.suffix == ".npy":
             _write_npy(temporary, blocks(), (texts.num_texts, size))
         else:
-            _write_parquet(temporary, blocks(), size, bert.tokenizer.tokens if level == "token" else None)
+            _write_parquet(temporary, blocks(), bert.tokenizer.tokens if level == "token" else None)
     encoder.report()
     print(f"written    {output}: {texts.num_texts:,} texts, {encoder.num_tokens:,} tokens")
 
@@ -131,35 +132,34 @@ def _head_of(network: BertForPreTraining, level: str, pooling: str) -> Callable[
     return head
 
 
-def _write_parquet(path: Path, blocks: Iterable[Block], size: int, tokens: Sequence[str] | None) -> None:
+def _write_parquet(path: Path, blocks: Iterable[Block], tokens: Sequence[str] | None) -> None:
     """Write a row per text. `tokens` is the vocabulary if there is a vector per token, otherwise None."""
-    vector = pa.list_(pa.float32(), size)
-    fields = {"source": pa.string(), "row": pa.int64(), "text": pa.string()}
-    if tokens is None:
-        fields["embedding"] = vector
-    else:
-        fields |= {"tokens": pa.list_(pa.string()), "embeddings": pa.list_(vector)}
-    schema = pa.schema(fields)
+    tables = (_table(*block, tokens) for block in blocks)
+    first = next(tables)
     with (
         path.open("wb") as file,
-        pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=["source"]) as writer,
+        pq.ParquetWriter(file, first.schema, compression="zstd", use_dictionary=["source"]) as writer,
     ):
-        for texts, sequences, vectors in blocks:
-            array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector)
-            columns: dict[str, Any] = {
-                # The name of a file need not be UTF-8.
-                "source": [text.location.encode(errors="backslashreplace").decode() for text in texts],
-                "row": [text.row for text in texts],
-                "text": [text.text for text in texts],
-            }
-            if tokens is None:
-                columns["embedding"] = array
-            else:
-                offsets = pa.array(sequences.offsets.astype(np.int32))
-                names = pa.array([tokens[index] for index in sequences.input_ids.tolist()])
-                columns["tokens"] = pa.ListArray.from_arrays(offsets, names)
-                columns["embeddings"] = pa.ListArray.from_arrays(offsets, array)
-            writer.write_table(pa.table(columns, schema=schema))
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
+
+
+def _table(texts: list[Text], sequences: Examples, vectors: np.ndarray, tokens: Sequence[str] | None) -> pa.Table:
+    array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    columns: dict[str, Any] = {
+        # The name of a file need not be UTF-8.
+        "source": [text.location.encode(errors="backslashreplace").decode() for text in texts],
+        "row": [text.row for text in texts],
+        "text": [text.text for text in texts],
+    }
+    if tokens is None:
+        columns["embedding"] = array
+    else:
+        offsets = pa.array(sequences.offsets.astype(np.int32))
+        names = pa.array([tokens[index] for index in sequences.input_ids.tolist()])
+        columns["tokens"] = pa.ListArray.from_arrays(offsets, names)
+        columns["embeddings"] = pa.ListArray.from_arrays(offsets, array)
+    return pa.table(columns)
 
 
 def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> None:

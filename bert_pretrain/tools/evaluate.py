@@ -34,26 +34,12 @@ def evaluate(
     `options` are `metric`, `batch_tokens`, `max_length`, `output`, `skip_empty`, `per_token` and `by`. `text_field` and
     `encoding` are only checked here; their values are in `config`.
     """
-    used_options = {name: value for name, value in options.items() if value}
-    inputs = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
-    if len(inputs) != 1:
-        what = f"{' and '.join(inputs)} cannot be combined" if inputs else "there is nothing to evaluate on"
-        raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
-    for flag in (f"--{name.replace('_', '-')}" for name in used_options):
-        if flag not in _OPTIONS[inputs[0]]:
-            allowed = " or ".join(name for name, flags in _OPTIONS.items() if flag in flags)
-            remedy = f"remove it, or use it with {allowed}"
-            raise ConfigError(f"{flag} has no effect with {inputs[0]}", where=flag, remedy=remedy)
-    if "per_token" in used_options and "output" not in used_options:
-        what, remedy = "token scores are written to a file, but there is no --output", "add --output FILE.jsonl"
-        raise ConfigError(what, where="--per-token", remedy=remedy)
-    if "output" in used_options and used_options["output"].suffix != ".jsonl":
-        what, remedy = "scores are written as JSON, one line per text or pair", "use a name that ends in .jsonl"
-        raise ConfigError(what, where="--output", remedy=remedy)
-    scoring = {name: value for name, value in used_options.items() if name not in ("text_field", "encoding")}
+    used = {name: value for name, value in options.items() if value}
+    _check_options([flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value], used)
     check_output_file(json, [*texts, *pairs], "--json")
-    if json is not None and "output" in used_options and json.resolve() == used_options["output"].resolve():
+    if json is not None and "output" in used and json.resolve() == used["output"].resolve():
         raise ConfigError(f"--json and --output are both {json}", where="--json", remedy="name another file")
+    scoring = {name: value for name, value in used.items() if name not in ("text_field", "encoding")}
     from bert_pretrain.tools.score import score_pairs, score_texts  # imports PyTorch: only after the checks
     from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
@@ -73,6 +59,25 @@ def evaluate(
         print(f"{name:<24}{shown:>16}")
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(json, {**metrics, **({"groups": groups} if groups else {})})
-    if "output" in used_options:
-        print(f"{'scores':<24}{used_options['output']}")
+        write_json(json, {**metrics, "groups": groups} if groups else metrics)
+    if "output" in used:
+        print(f"{'scores':<24}{used['output']}")
+
+
+def _check_options(inputs: list[str], used: Mapping[str, Any]) -> None:
+    """Raise ConfigError for other than one input, or for an option that has no effect."""
+    if len(inputs) != 1:
+        what = f"{' and '.join(inputs)} cannot be combined" if inputs else "there is nothing to evaluate on"
+        raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
+    for name in used:
+        flag = f"--{name.replace('_', '-')}"
+        if flag not in _OPTIONS[inputs[0]]:
+            allowed = " or ".join(each for each, flags in _OPTIONS.items() if flag in flags)
+            remedy = f"remove it, or use it with {allowed}"
+            raise ConfigError(f"{flag} has no effect with {inputs[0]}", where=flag, remedy=remedy)
+    if "per_token" in used and "output" not in used:
+        what = "token scores are written to a file, but there is no --output"
+        raise ConfigError(what, where="--per-token", remedy="add --output FILE.jsonl")
+    if "output" in used and used["output"].suffix != ".jsonl":
+        what = "scores are written as JSON, one line per text or pair"
+        raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
