@@ -77,7 +77,13 @@ def build_data(
     if options.get("store") is not None:
         options["store"] = local_path(options["store"], "store")
     loaded, folder = _config(config, data=data), model_folder(local_path(vocab, "--vocab"), "--vocab")
-    return make_data(loaded, _inputs(inputs), folder, local_path(output, "output"), **options)
+    return make_data(
+        loaded,
+        _inputs(inputs),
+        folder,
+        local_path(output, "output"),
+        **options,
+    )
 
 
 def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:

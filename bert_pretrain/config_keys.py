@@ -99,7 +99,15 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _dump(value: object, **options: Any) -> str:
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options))
+    return str(
+        yaml.dump(
+            value,
+            Dumper=_Dumper,
+            sort_keys=False,
+            allow_unicode=True,
+            **options,
+        )
+    )
 
 
 def dump_yaml(config: Config) -> str:
@@ -126,6 +134,12 @@ def as_commented_yaml(config: Config) -> str:
             values = tree[section] if section else tree
             comment += f" Value: {values_of(schema)}."
             line += f" {inline_yaml(values[name])}"
-        lines = textwrap.wrap(comment, 76, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+        lines = textwrap.wrap(
+            comment,
+            76,
+            initial_indent="# ",
+            subsequent_indent="# ",
+            break_on_hyphens=False,
+        )
         blocks.append(textwrap.indent("\n".join([*lines, line]), "  " if section else ""))
     return "\n\n".join(blocks) + "\n"

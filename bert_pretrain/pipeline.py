@@ -113,7 +113,14 @@ def run_pipeline(
         vocab = make_vocab(config, config.inputs, output / "vocab", **options)
         for phase in phases:
             print(f"── data ── {phase.data}")
-            make_data(phase.config, config.inputs, vocab, phase.data, **options, store=output / ".token-store")
+            make_data(
+                phase.config,
+                config.inputs,
+                vocab,
+                phase.data,
+                **options,
+                store=output / ".token-store",
+            )
         compiler.wait()
         model = _train(phases, limit, overwrite=overwrite)
         _show_results([phase.run for phase in phases], model, output)
@@ -138,16 +145,36 @@ def _train(phases: Sequence[_Phase], limit: TimeLimit | None, *, overwrite: bool
         config = configs[number]
         if limit is not None:
             shares = [later.time_share for later in phases[number:]]
-            config = _with_time_left(config, limit, phase.run, shares, is_first=number == 0)
+            config = _with_time_left(
+                config,
+                limit,
+                phase.run,
+                shares,
+                is_first=number == 0,
+            )
         carries = limit is None and previous is not None
-        model = train(config, phase.data, phase.run, init_from=previous, carry_optimizer=carries, overwrite=overwrite)
+        model = train(
+            config,
+            phase.data,
+            phase.run,
+            init_from=previous,
+            carry_optimizer=carries,
+            overwrite=overwrite,
+        )
         previous = model
         if limit is None and number + 1 < len(phases):
             previous = _last_checkpoint(phase.run)
     return model
 
 
-def _with_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, is_first: bool) -> Config:
+def _with_time_left(
+    config: Config,
+    limit: TimeLimit,
+    run: Path,
+    shares: Sequence[float],
+    *,
+    is_first: bool,
+) -> Config:
     """Set the time budget of a training from the time that is left.
 
     `shares` are the relative shares of this training and all later ones. The budget includes the time that the training

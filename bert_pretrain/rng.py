@@ -33,7 +33,13 @@ class Permutation:
     are permuted again (cycle walking). A shard can therefore compute its few values out of billions.
     """
 
-    def __init__(self, size: int, seed: int, purpose: str, **coordinates: int | str) -> None:
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        purpose: str,
+        **coordinates: int | str,
+    ) -> None:
         if size < 1:
             raise ValueError(f"a permutation needs at least one element, got size {size}")
         self.size = size

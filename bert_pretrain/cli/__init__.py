@@ -40,7 +40,13 @@ def _print_version(requested: bool) -> None:
 
 
 _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
-_VERSION = option("Show the version and exit.", None, "--version", callback=_print_version, is_eager=True)
+_VERSION = option(
+    "Show the version and exit.",
+    None,
+    "--version",
+    callback=_print_version,
+    is_eager=True,
+)
 
 
 @app.callback()

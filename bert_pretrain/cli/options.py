@@ -15,9 +15,21 @@ if TYPE_CHECKING:
 STARTED = monotonic()  # just after the interpreter started
 
 
-def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
+def option(
+    help: str,
+    metavar: str | None = None,
+    *flags: str,
+    panel: str | None = None,
+    **more: Any,
+) -> Any:
     """Return an option; without `flags` it is named after its parameter."""
-    return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, **more)
+    return typer.Option(
+        *flags,
+        help=help,
+        metavar=metavar,
+        rich_help_panel=panel,
+        **more,
+    )
 
 
 def switch(flag: str, help: str) -> Any:

@@ -156,10 +156,23 @@ def train(
     run_folder = local_path(output, "--output")
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
     options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
-    loaded, data_folder = check_inputs(loaded, local_path(data, "--data"), run_folder, **options, verify=verify)
+    loaded, data_folder = check_inputs(
+        loaded,
+        local_path(data, "--data"),
+        run_folder,
+        **options,
+        verify=verify,
+    )
     from bert_pretrain.train.run import train as run_train  # imports torch
 
-    run_train(loaded, data_folder, run_folder, **options, resume=resume, dry_run=dry_run)
+    run_train(
+        loaded,
+        data_folder,
+        run_folder,
+        **options,
+        resume=resume,
+        dry_run=dry_run,
+    )
 
 
 def run(
@@ -206,7 +219,13 @@ def run(
         flags["time"] = ("--time", time)
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings, flags, where="CONFIG")
-    _check_run(loaded, is_auto=is_auto, steps=steps, machine=machine, dry_run=dry_run)
+    _check_run(
+        loaded,
+        is_auto=is_auto,
+        steps=steps,
+        machine=machine,
+        dry_run=dry_run,
+    )
     if is_auto:
         from bert_pretrain.plan import auto  # imports torch
 
@@ -235,7 +254,14 @@ def run(
             print(comparison)
 
 
-def _check_run(loaded: "Config", *, is_auto: bool, steps: str | None, machine: str | None, dry_run: bool) -> None:
+def _check_run(
+    loaded: "Config",
+    *,
+    is_auto: bool,
+    steps: str | None,
+    machine: str | None,
+    dry_run: bool,
+) -> None:
     """Raise ConfigError for options of `run` that do not fit together."""
     if is_auto and (not loaded.inputs or loaded.time is None):
         raise ConfigError(
