@@ -103,15 +103,14 @@ def _read_layers(source: str | Path, where: str, extended_by: tuple[Path, ...] =
             where=str(path),
             remedy="start with sections such as 'train:'",
         )
-    extends = tree.pop("extends", None) or []
-    names = extends.split(",") if isinstance(extends, str) else extends
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    extends = tree.pop("extends", None) or ""
+    if not isinstance(extends, str):
         raise ConfigError(
             f"extends is {reprlib.repr(extends)}",
             where=reader.places["extends"],
-            remedy="give the name of a preset or the path of a YAML file, or a list of them",
+            remedy="give presets or paths of YAML files, joined by commas",
         )
-    for name in names:
+    for name in filter(None, extends.split(",")):
         extended = path.parent / name if _is_path(name) else name
         yield from _read_layers(extended, reader.places["extends"], (*extended_by, path.resolve()))
     yield Layer(tree, reader.places)

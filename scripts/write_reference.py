@@ -46,9 +46,8 @@ def keys_page() -> str:
 def schema() -> str:
     """Return configs/schema.json, which editors use."""
     schema = Config.model_json_schema()
-    kinds = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
-    description = "Presets or YAML files that this file overrides."
-    schema["properties"]["extends"] = {"anyOf": kinds, "description": description}
+    description = "Presets or YAML files, joined by commas, that this file overrides."
+    schema["properties"]["extends"] = {"type": "string", "description": description}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -286,7 +286,7 @@ def test_later_layers_win_per_key_and_replace_phases(tmp_path: Path) -> None:
 
 
 def test_extends_presets_and_files(tmp_path: Path) -> None:
-    config = load_config(layers(tmp_path, top="extends: [small, over.yaml]\ntrain: {peak_lr: 5e-3}\n"))
+    config = load_config(layers(tmp_path, top="extends: small,over.yaml\ntrain: {peak_lr: 5e-3}\n"))
     assert (config.model.hidden_size, config.data.seed, config.data.dupe_factor) == (512, 2, 2)
     assert (config.train.peak_lr, config.train.max_steps, config.train.max_epochs) == (5e-3, 7, None)
     assert load_config(layers(tmp_path, top="extends: small,paper\n")) == load_config("small,paper")
@@ -309,7 +309,7 @@ def test_length_in_later_layer_replaces_other_length_key(tmp_path: Path) -> None
         ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", "'train.sed'"),
         ({"a": "\nextend: base\n"}, "a.yaml:2", "'extend'"),
         ({"a": "\nextends: bse\n"}, "a.yaml:2", "base, "),
-        ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", "sub/no.yaml"),
+        ({"a": "extends: base,sub/no.yaml\n"}, "a.yaml:1", "sub/no.yaml"),
         ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", "extends itself"),
         (
             {"a": "model: {hidden_size: 100}\n", "b": "model:\n  num_attention_heads: 3\n"},
