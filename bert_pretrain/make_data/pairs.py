@@ -13,7 +13,9 @@ order, windows with a part of a very long sentence (docs/data.md).
 """
 
 import bisect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ EXCHANGE_BLOCK = 64  # minimum number of windows in a block; Bs are permuted wit
 class Windows(NamedTuple):
     """Windows of consecutive text, each divided into A and B. A ends where B starts. Positions are in ShardText.ids."""
 
+    slice: np.ndarray  # (windows,) int64: the slice of the text that the window is in
     a_start: np.ndarray  # (windows,) int64
     b_start: np.ndarray  # (windows,) int64
     end: np.ndarray  # (windows,) int64
@@ -43,9 +46,13 @@ class Windows(NamedTuple):
     def b_length(self) -> np.ndarray:
         return self.end - self.b_start
 
-    def reversed(self, text_end: int) -> "Windows":
-        """Return windows of the reversed text as windows of the text."""
-        return Windows(text_end - self.end, text_end - self.b_start, text_end - self.a_start, self.is_cut)
+    def take(self, rows: np.ndarray) -> "Windows":
+        """Return the selected windows, in the order given."""
+        return Windows(*(column[rows] for column in self))
+
+    @staticmethod
+    def concatenate(tables: Sequence["Windows"]) -> "Windows":
+        return Windows(*map(np.concatenate, zip(*tables, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,16 @@ class Units:
     starts: np.ndarray  # (units + 1,) int64, in ShardText.ids; the last value is the end of the text
     is_inside: np.ndarray  # (units + 1,) bool: the unit starts inside a sentence
 
+    @cached_property
+    def sentences(self) -> np.ndarray:
+        """The units that start a sentence, (sentences,)."""
+        return np.flatnonzero(~self.is_inside)
+
+    @cached_property
+    def sentences_before(self) -> np.ndarray:
+        """The number of sentences that start before each unit, (units + 2,)."""
+        return ragged.offsets_of(~self.is_inside)
+
     def reversed(self) -> "Units":
         """Return the units of the reversed text."""
         return Units(self.starts[-1] - self.starts[::-1], self.is_inside[::-1])
@@ -91,10 +108,6 @@ class Spans(NamedTuple):
     def have_windows(self) -> np.ndarray:
         """Whether each slice has windows, (slices,) bool. A window has at least two units."""
         return (self.slice_end > self.first) & (self.end - self.first >= 2)
-
-    def with_windows(self) -> "Spans":
-        """Return the slices that have windows."""
-        return Spans(*(column[self.have_windows] for column in self))
 
 
 def slices_with_windows(text: ShardText, max_tokens: int) -> np.ndarray:
@@ -139,51 +152,33 @@ def cut_at_length(text: ShardText, max_tokens: int, short_seq_prob: float, rng: 
     If this cuts a sentence, the next window starts with the same sentence. A window has at least two units, so it may
     exceed a short target. At the end of a document it may be shorter. B starts with a sentence if one starts inside the
     window.
-    """
-    units, spans = _units(text, max_tokens)
-    targets, choices = _draw_targets(len(units.starts), max_tokens, short_seq_prob, rng)
-    cuts = _cut_in_rounds(units.starts, spans.with_windows(), targets)
-    b_units = _choose_b(units, cuts.first, cuts.after, choices[cuts.draw], only_sentences=False)
-    return Windows(units.starts[cuts.first], units.starts[b_units], cuts.end, cuts.is_cut)
 
-
-class _Cuts(NamedTuple):
-    """Windows that are not divided yet. Each column is (windows,)."""
-
-    span: np.ndarray
-    first: np.ndarray  # the first unit
-    after: np.ndarray  # the first unit that starts at the end of the window or later
-    end: np.ndarray  # in ShardText.ids
-    is_cut: np.ndarray
-    draw: np.ndarray  # the index of the target
-
-
-def _cut_in_rounds(starts: np.ndarray, spans: Spans, targets: np.ndarray) -> _Cuts:
-    """Cut spans into windows of their target lengths, in the order of the spans.
-
-    Each round cuts one window from every span that has text left. A span has at most one window per unit, so its
+    Each round cuts one window from every slice that has text left. A slice has at most one window per unit, so its
     windows take the targets of its units.
     """
-    span = np.arange(len(spans.first))
-    first = spans.first
-    draw = spans.first
-    rounds: list[_Cuts] = []
-    while len(span) or not rounds:  # at least one round, which may be empty
-        first = np.minimum(first, spans.end[span] - 2)  # a single last unit is joined with the one before
-        text_end = starts[spans.end[span]]
+    units, spans = _units(text, max_tokens)
+    starts = units.starts
+    targets, choices = _draw_targets(len(starts), max_tokens, short_seq_prob, rng)
+    slices = np.flatnonzero(spans.have_windows)
+    first = spans.first[slices]
+    draw = first
+    rounds: list[Windows] = []
+    while len(slices) or not rounds:  # at least one round, which may be empty
+        span_end = spans.end[slices]
+        first = np.minimum(first, span_end - 2)  # a single last unit is joined with the one before
         target_end = starts[first] + targets[draw]
-        end = np.minimum(np.maximum(target_end, starts[first + 2]), text_end)
-        after = np.searchsorted(starts, end)
-        is_cut = (end == target_end) & (end < text_end)
-        rounds.append(_Cuts(span, first, after, end, is_cut, draw))
+        end = np.clip(target_end, starts[first + 2], starts[span_end])
+        has_rest = end < starts[span_end]
+        after = np.searchsorted(starts, end)  # the first unit that starts at the end of the window or later
+        b = _choose_b(units, first, after, choices[draw], only_sentences=False)
+        rounds.append(Windows(slices, starts[first], starts[b], end, has_rest & (end == target_end)))
         first = np.where(starts[after] == end, after, after - 1)  # a sentence that was cut starts the next window
-        has_more = (end < text_end) & (first < spans.slice_end[span])
-        span = span[has_more]
+        has_more = has_rest & (first < spans.slice_end[slices])
+        slices = slices[has_more]
         first = first[has_more]
         draw = draw[has_more] + 1
-    cuts = _Cuts(*map(np.concatenate, zip(*rounds, strict=True)))
-    order = np.argsort(cuts.span, kind="stable")
-    return _Cuts(*(column[order] for column in cuts))
+    windows = Windows.concatenate(rounds)
+    return windows.take(np.argsort(windows.slice, kind="stable"))
 
 
 def _choose_b(
@@ -200,13 +195,11 @@ def _choose_b(
     Otherwise, all units are equally likely, and a unit inside a sentence is replaced by one of these sentences.
     """
     chosen = first + 1 + (choices * (after - first - 1)).astype(np.int64)
-    sentences = np.flatnonzero(~units.is_inside)
-    sentences_before = ragged.offsets_of(~units.is_inside)
-    first_sentence = sentences_before[first + 1]
-    num_sentences = sentences_before[after] - first_sentence
+    first_sentence = units.sentences_before[first + 1]
+    num_sentences = units.sentences_before[after] - first_sentence
     is_moved = (only_sentences | units.is_inside[chosen]) & (num_sentences > 0)
     sentence = first_sentence + (choices * num_sentences).astype(np.int64)
-    chosen[is_moved] = sentences[sentence[is_moved]]
+    chosen[is_moved] = units.sentences[sentence[is_moved]]
     return chosen
 
 
@@ -218,81 +211,75 @@ def cut_at_sentences(text: ShardText, max_tokens: int, short_seq_prob: float, rn
     other slice is cut from its end, which is the start of the reversed text.
     """
     units, spans = _units(text, max_tokens)
-    spans = spans.with_windows()
     ends = np.maximum(spans.slice_end, np.minimum(spans.first + 2, spans.end))  # one sentence uses its look-ahead
+    slices = np.flatnonzero(spans.have_windows)
     targets, choices = _draw_targets(2 * len(units.starts), max_tokens, short_seq_prob, rng)
-    forward = _cut_each(units, spans.first[0::2], ends[0::2], targets, choices, max_tokens)
+    cutter = _SentenceCutter(units, max_tokens, targets)
+    forward = cutter.cut(slices[0::2], spans.first, ends, choices)
     num = len(forward.end)
     last = len(units.starts) - 1
-    from_end = _cut_each(
-        units.reversed(),
-        last - ends[1::2],
-        last - spans.first[1::2],
-        targets[num:],
-        choices[num:],
-        max_tokens,
+    cutter = _SentenceCutter(units.reversed(), max_tokens, targets[num:])
+    mirrored = cutter.cut(slices[1::2], last - ends, last - spans.first, choices[num:])
+    text_end = units.starts[-1]
+    backward = Windows(
+        slice=mirrored.slice,
+        a_start=text_end - mirrored.end,
+        b_start=text_end - mirrored.b_start,
+        end=text_end - mirrored.a_start,
+        is_cut=mirrored.is_cut,
     )
-    backward = from_end.reversed(units.starts[-1])
-    return Windows(*map(np.concatenate, zip(forward, backward, strict=True)))
+    return Windows.concatenate([forward, backward])
 
 
-def _cut_each(
-    units: Units,
-    firsts: np.ndarray,
-    ends: np.ndarray,
-    targets: np.ndarray,
-    choices: np.ndarray,
-    max_tokens: int,
-) -> Windows:
-    """Cut spans of two or more units, [first, end), into windows that end with a sentence.
+class _SentenceCutter:
+    """Cuts spans of units into windows that end with a sentence. Each window takes the next target length."""
 
-    Each window takes the next target and choice.
-    """
-    starts = units.starts.tolist()
-    starts_sentence = ~units.is_inside
-    starts_sentence[[0, -1]] = True  # sentences start and end where the text does
-    sentences = np.flatnonzero(starts_sentence).tolist()
-    next_target = iter(targets.tolist())
-    window_first: list[int] = []
-    window_end: list[int] = []
-    for span_first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-        position = span_first
+    def __init__(self, units: Units, max_tokens: int, targets: np.ndarray) -> None:
+        self._units = units
+        self._max_tokens = max_tokens
+        self._targets = iter(targets.tolist())
+        self._starts = units.starts.tolist()
+        starts_sentence = ~units.is_inside
+        starts_sentence[[0, -1]] = True  # sentences start and end where the text does
+        self._sentences = np.flatnonzero(starts_sentence).tolist()
+
+    def cut(self, slices: np.ndarray, firsts: np.ndarray, ends: np.ndarray, choices: np.ndarray) -> Windows:
+        """Cut the spans of some slices, given the first unit and the unit after the span of every slice."""
+        rows: list[tuple[int, int, int]] = []
+        for number in slices.tolist():
+            rows += [(number, first, after) for first, after in self._cut(int(firsts[number]), int(ends[number]))]
+        owners, first, after = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        starts = self._units.starts
+        b = _choose_b(self._units, first, after, choices[: len(rows)], only_sentences=True)
+        return Windows(owners, starts[first], starts[b], starts[after], np.zeros(len(rows), dtype=bool))
+
+    def _cut(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the first unit of each window, and the unit after it."""
+        position = first
         while position < end:
-            target = next(next_target)
+            target = next(self._targets)
             if position + 1 == end:  # a single last unit is joined with as much of the sentence before as fits
-                sentence = max(span_first, sentences[bisect.bisect_left(sentences, position) - 1])
-                fitting = bisect.bisect_left(starts, starts[end] - max_tokens, sentence, position - 1)
-                position = max(sentence, fitting)
-                target = max_tokens  # a shorter target could leave the last unit alone again
-            window_first.append(position)
-            position = _sentence_end(starts, sentences, position, end, target, max_tokens)
-            window_end.append(position)
-    first = np.array(window_first, dtype=np.int64)
-    after = np.array(window_end, dtype=np.int64)
-    b = _choose_b(units, first, after, choices[: len(first)], only_sentences=True)
-    return Windows(units.starts[first], units.starts[b], units.starts[after], np.zeros(len(first), dtype=bool))
+                sentence = max(first, self._sentences[bisect.bisect_left(self._sentences, position) - 1])
+                earliest = self._starts[end] - self._max_tokens
+                position = max(sentence, bisect.bisect_left(self._starts, earliest, sentence, position - 1))
+                target = self._max_tokens  # a shorter target could leave the last unit alone again
+            after = self._sentence_end(position, end, target)
+            yield position, after
+            position = after
 
-
-def _sentence_end(
-    starts: list[int],
-    sentences: list[int],
-    position: int,
-    stop: int,
-    target: int,
-    max_tokens: int,
-) -> int:
-    """Return the last sentence end within `target` tokens, else the next within `max_tokens`, else a unit end."""
-    shortest = position + 2  # a window has at least two units
-    fitting = bisect.bisect_right(starts, starts[position] + target, shortest, stop + 1) - 1
-    if fitting == stop:
-        return stop
-    index = bisect.bisect_right(sentences, fitting)
-    if sentences[index - 1] >= shortest:
-        return sentences[index - 1]
-    following = min(sentences[index], stop)
-    if starts[following] - starts[position] <= max_tokens:
-        return following
-    return max(fitting, shortest)
+    def _sentence_end(self, first: int, stop: int, target: int) -> int:
+        """Return the last sentence end within `target` tokens, else the next within `max_tokens`, else a unit end."""
+        shortest = first + 2  # a window has at least two units
+        fitting = bisect.bisect_right(self._starts, self._starts[first] + target, shortest, stop + 1) - 1
+        if fitting == stop:
+            return stop
+        index = bisect.bisect_right(self._sentences, fitting)
+        if self._sentences[index - 1] >= shortest:
+            return self._sentences[index - 1]
+        following = min(self._sentences[index], stop)
+        if self._starts[following] - self._starts[first] <= self._max_tokens:
+            return following
+        return max(fitting, shortest)
 
 
 def exchange_segment_b(windows: Windows, text: ShardText, max_tokens: int, rng: np.random.Generator) -> Segments:
@@ -301,43 +288,57 @@ def exchange_segment_b(windows: Windows, text: ShardText, max_tokens: int, rng: 
     Windows of donor slices only provide Bs, and are not returned. Raises ValueError if all windows come from one
     document.
     """
-    slices = text.slices_of(windows.a_start)
-    document = text.documents[slices]
-    num_pairs = int(np.searchsorted(slices, text.num_shard_slices))  # donors come last
+    num_windows = len(windows.slice)
+    num_pairs = int((windows.slice < text.num_shard_slices).sum())  # donors come last
+    document = text.documents[windows.slice]
+    starts_sentence = text.starts_sentence(windows.b_start)
     # Boundary type: whether the end of B was cut, and whether B starts inside a sentence.
-    boundary = 2 * windows.is_cut + ~text.starts_sentence(windows.b_start)
-    order = np.lexsort((rng.random(len(windows.end)), windows.b_length, boundary))
+    boundary = 2 * windows.is_cut + ~starts_sentence
+    order = np.lexsort((rng.random(num_windows), windows.b_length, boundary))
     paired = order[order < num_pairs]
-    labels = _balance_labels(len(windows.end), paired, rng)
-    partner = np.arange(len(windows.end))
+    labels = _balance_labels(num_windows, paired, rng)
+    exchanged = paired[labels[paired] == 1]
+    partner = np.arange(num_windows)
     for kind in range(4):
-        members = paired[(labels[paired] == 1) & (boundary[paired] == kind)]
+        members = exchanged[boundary[exchanged] == kind]
         partner[members] = _choose_partners(members, document, rng)
-    same = np.flatnonzero((labels == 1) & (document[partner] == document))
-    partner[same] = _choose_nearest_partners(same, order, boundary, document, rng)
-    b_start, b_length = _exchange(windows, text, partner[:num_pairs], max_tokens, rng)
-    return _pairs(windows, b_start, b_length, labels[:num_pairs])
+    place = np.argsort(order)
+    for window in np.flatnonzero((labels == 1) & (document[partner] == document)).tolist():
+        partner[window] = _nearest_partner(window, int(place[window]), order, boundary, document, rng)
+    own = windows.take(np.arange(num_pairs))
+    other = windows.take(partner[:num_pairs])
+    # If the window's B starts inside a sentence, the new B does too: it skips some of its first tokens.
+    is_shortened = ~starts_sentence[:num_pairs] & starts_sentence[partner[:num_pairs]]
+    start = other.b_start
+    length = other.b_length
+    skipped = rng.integers(1, np.maximum(2, length[is_shortened]))
+    skipped = np.minimum(skipped, length[is_shortened] - 1)  # at least one token remains
+    start[is_shortened] += skipped
+    length[is_shortened] -= skipped
+    # If the old B was cut, the new B gets the length of the old B, as far as its document has text.
+    old_length = np.minimum(own.b_length, text.slice_ends[other.slice] - start)
+    length = np.where(own.is_cut, old_length, length)
+    length = np.minimum(length, max_tokens - own.a_length)
+    starts = np.stack([own.a_start, start], axis=1)
+    return _pairs(starts, np.stack([own.a_length, length], axis=1), labels[:num_pairs])
 
 
 def swap_segments(windows: Windows, rng: np.random.Generator) -> Segments:
     """Give half of the windows (±1) the label 1 and swap their A and B."""
-    order = np.lexsort((rng.random(len(windows.end)), windows.a_length - windows.b_length))
-    labels = _balance_labels(len(windows.end), order, rng)
-    segments = _pairs(windows, windows.b_start, windows.b_length, labels)
+    num_windows = len(windows.slice)
+    order = np.lexsort((rng.random(num_windows), windows.a_length - windows.b_length))
+    labels = _balance_labels(num_windows, order, rng)
+    starts = np.stack([windows.a_start, windows.b_start], axis=1)
+    lengths = np.stack([windows.a_length, windows.b_length], axis=1)
     is_swapped = labels == 1
-    for column in (segments.starts, segments.lengths):
-        pairs = column.reshape(-1, 2)
-        pairs[is_swapped] = pairs[is_swapped, ::-1]
-    return segments
+    starts[is_swapped] = starts[is_swapped, ::-1]
+    lengths[is_swapped] = lengths[is_swapped, ::-1]
+    return _pairs(starts, lengths, labels)
 
 
-def _pairs(windows: Windows, b_start: np.ndarray, b_length: np.ndarray, labels: np.ndarray) -> Segments:
-    """Return the segments of pairs: the A of the first windows, and the given Bs."""
-    num = len(labels)
-    starts = np.stack([windows.a_start[:num], b_start], axis=1)
-    lengths = np.stack([windows.a_length[:num], b_length], axis=1)
-    offsets = 2 * np.arange(num + 1)
-    return Segments(starts.ravel(), lengths.ravel(), offsets, labels)
+def _pairs(starts: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Segments:
+    """Return the segments of pairs, given the starts and lengths of both segments, (pairs, 2) each."""
+    return Segments(starts.ravel(), lengths.ravel(), 2 * np.arange(len(labels) + 1), labels)
 
 
 def _balance_labels(num_windows: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -367,64 +368,30 @@ def _choose_partners(members: np.ndarray, document: np.ndarray, rng: np.random.G
     return partners
 
 
-def _choose_nearest_partners(
-    unpaired: np.ndarray,
+def _nearest_partner(
+    window: int,
+    place: int,
     order: np.ndarray,
     boundary: np.ndarray,
     document: np.ndarray,
     rng: np.random.Generator,
-) -> np.ndarray:
-    """Return a partner from another document for each unpaired window. Several windows may get the same partner.
+) -> int:
+    """Return the window from another document that is nearest in `order` and has the same boundary type.
 
-    The partner is the nearest window in `order` that has the same boundary type. If that is farther away than
-    `4 * EXCHANGE_BLOCK` windows, it is a random window, if possible one whose end of B is cut in the same way.
+    If none is within `4 * EXCHANGE_BLOCK` windows of the `place` of the window in `order`, return a random window of
+    another document, if possible one whose end of B is cut in the same way. Several windows may get the same partner.
     Raises ValueError if all windows come from one document.
     """
-    partners = unpaired.copy()
-    position_of = np.argsort(order)
-    for row, window in enumerate(unpaired.tolist()):
-        position = position_of[window]
-        first = max(0, position - 4 * EXCHANGE_BLOCK)
-        near = order[first : position + 4 * EXCHANGE_BLOCK + 1]
-        is_similar = (document[near] != document[window]) & (boundary[near] == boundary[window])
-        if is_similar.any():
-            distances = np.abs(np.arange(first, first + len(near)) - position)
-            partners[row] = near[is_similar][distances[is_similar].argmin()]
-            continue
-        others = np.flatnonzero(document != document[window])
-        if len(others) == 0:
-            raise ValueError("all windows come from one document")
-        similar = others[boundary[others] // 2 == boundary[window] // 2]
-        partners[row] = rng.choice(similar if len(similar) else others)
-    return partners
-
-
-def _exchange(
-    windows: Windows,
-    text: ShardText,
-    partner: np.ndarray,
-    max_tokens: int,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Replace the B of each window by the B of its partner. Return the starts and the lengths of the Bs, (pairs,).
-
-    If the old B was cut, the new B gets the length of the old B, as far as its document has text. Otherwise the new B
-    keeps its own length. It is truncated to `max_tokens` tokens together with A.
-    """
-    num_pairs = len(partner)
-    start = windows.b_start[partner]
-    length = windows.b_length[partner]
-    # If the window's B starts inside a sentence, the new B does too: it skips some of its first tokens.
-    starts_sentence = text.starts_sentence(windows.b_start)
-    is_shortened = ~starts_sentence[:num_pairs] & starts_sentence[partner]
-    skipped = rng.integers(1, np.maximum(2, length[is_shortened]))
-    skipped = np.minimum(skipped, length[is_shortened] - 1)  # at least one token remains
-    start[is_shortened] += skipped
-    length[is_shortened] -= skipped
-    available = text.slice_ends[text.slices_of(start)] - start
-    old_length = np.minimum(windows.b_length[:num_pairs], available)
-    length = np.where(windows.is_cut[:num_pairs], old_length, length)
-    return start, np.minimum(length, max_tokens - windows.a_length[:num_pairs])
+    first = max(0, place - 4 * EXCHANGE_BLOCK)
+    near = order[first : place + 4 * EXCHANGE_BLOCK + 1]
+    similar = np.flatnonzero((document[near] != document[window]) & (boundary[near] == boundary[window]))
+    if len(similar):
+        return int(near[similar[np.abs(first + similar - place).argmin()]])
+    others = np.flatnonzero(document != document[window])
+    if len(others) == 0:
+        raise ValueError("all windows come from one document")
+    cut_alike = others[boundary[others] // 2 == boundary[window] // 2]
+    return int(rng.choice(cut_alike if len(cut_alike) else others))
 
 
 def pack_sentences(text: ShardText, max_seq_length: int) -> Segments:
@@ -451,7 +418,7 @@ def pack_sentences(text: ShardText, max_seq_length: int) -> Segments:
 def _packing_units(text: ShardText, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the start, length and slice of each sentence. A sentence longer than `capacity` is divided into tokens."""
     stored = ragged.spans(text.slice_offsets[:-1], text.num_slice_sentences)
-    slices = ragged.lists_of(ragged.offsets_of(text.num_slice_sentences))
+    slices = np.repeat(np.arange(len(text.documents)), text.num_slice_sentences)
     starts_sentence = ~text.is_continuation[stored] | (np.diff(slices, prepend=-1) != 0)
     sentences = np.flatnonzero(starts_sentence)
     lengths = np.add.reduceat(np.diff(text.sentence_starts)[stored], sentences)
@@ -464,22 +431,25 @@ def _packing_units(text: ShardText, capacity: int) -> tuple[np.ndarray, np.ndarr
 
 def assemble(segments: Segments, text: ShardText, tokenizer: Tokenizer) -> Examples:
     """Return unmasked examples: `[CLS]`, then each segment followed by `[SEP]`."""
-    segment_offsets = ragged.offsets_of(segments.lengths + 1)
-    offsets = segment_offsets[segments.offsets] + np.arange(len(segments) + 1)
-    starts = segment_offsets[:-1] + ragged.lists_of(segments.offsets) + 1
-    is_text = np.ones(offsets[-1], dtype=bool)
-    is_text[offsets[:-1]] = False
-    is_text[starts + segments.lengths] = False
+    offsets = ragged.offsets_of(segments.lengths)  # of the segments in the text of all examples
+    example_starts = offsets[segments.offsets[:-1]]
+    # A [SEP] is inserted after each segment, and then a [CLS] before each example.
+    places = np.concatenate([offsets[1:], example_starts])
+    special_ids = np.repeat([tokenizer.sep_id, tokenizer.cls_id], [len(segments.lengths), len(segments)])
     sources = ragged.spans(segments.starts, segments.lengths)
     ids = text.ids[sources]
-    input_ids = np.full(offsets[-1], tokenizer.sep_id, dtype=ids.dtype)
-    input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[is_text] = ids
     starts_word = None
     if text.continues_word is not None:
-        starts_word = np.zeros(len(input_ids), dtype=bool)
-        starts_word[is_text] = ~(tokenizer.is_subword[ids] | text.continues_word[sources])
-        starts_word[starts] = True  # a segment may start inside a word
+        starts_word = ~(tokenizer.is_subword[ids] | text.continues_word[sources])
+        starts_word[offsets[:-1]] = True  # a segment may start inside a word
+        starts_word = np.insert(starts_word, places, False)
+    lengths = np.diff(offsets[segments.offsets]) + np.diff(segments.offsets) + 1
     # B follows [CLS] A [SEP]. Without pairs there is no B, and its start is the length of the example.
-    segment_b_start = np.diff(offsets) if segments.labels is None else segments.lengths[0::2] + 2
-    return Examples(input_ids, offsets, segment_b_start.astype(np.uint16), None, segments.labels, starts_word)
+    segment_b_start = lengths if segments.labels is None else segments.lengths[0::2] + 2
+    return Examples(
+        input_ids=np.insert(ids, places, special_ids),
+        offsets=ragged.offsets_of(lengths),
+        segment_b_start=segment_b_start.astype(np.uint16),
+        next_sentence_label=segments.labels,
+        starts_word=starts_word,
+    )

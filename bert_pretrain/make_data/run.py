@@ -22,14 +22,14 @@ from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
-from bert_pretrain.io.manifest import Output, OutputState, check_writable, exclusive
+from bert_pretrain.io.manifest import Output, OutputState, check_writable
 from bert_pretrain.io.pool import LocalPool, Pool, open_pool, run_each
-from bert_pretrain.make_data import build, summary
+from bert_pretrain.make_data import summary
+from bert_pretrain.make_data.assignment import RECORDS, Assignment, assign
+from bert_pretrain.make_data.build import build_shard
 from bert_pretrain.make_data.ingest import ingest
-from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.corpus import Corpus
+from bert_pretrain.text.corpus import Corpus, Sample
 from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
-from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
@@ -62,20 +62,18 @@ def make_data(
     # only the inputs that it samples.
     examine = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
     text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words, workers=cores, examine=examine)
-    config = config.model_copy(update={"data": text.config})
     _check_accents(text, tokenizer)
-    sources = list(text.sources)
-    local = [source.location for source in sources if source.is_local]
-    out = Output(output, "data", _identity(config, sources, tokenizer), [vocab, *local])
+    files = [vocab, *(Path(source.location) for source in text.sources if source.is_local)]
+    out = Output(output, "data", _identity(text, tokenizer), files)
     if dry_run:
         out.would_be(overwrite=overwrite)
-        print(_estimate(config, text, tokenizer, cores))
+        print(_estimate(text, tokenizer, cores))
         return output
     check_writable(stores, "--store")
     with out.open(overwrite=overwrite) as state:
         remove_temporaries(output)
         if state is OutputState.COMPLETE:
-            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # left by a command killed before its end
+            _remove_records(output)  # left by a command killed before its end
             damage = _damage(output, tokenizer, verify=verify)
             if damage is None:
                 print(f"up to date{', all shards verified' if verify else ''}: {output}")
@@ -84,17 +82,21 @@ def make_data(
             out.reopen()
         stores.mkdir(parents=True, exist_ok=True)
         # A cluster checks that its workers see the same local files.
-        files = [vocab, *map(Path, local)]
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
-            corpus, splits = _write_splits(config, sources, tokenizer, output, stores, pool)
+            contents = _write_splits(text, tokenizer, output, stores, pool)
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
-        _write_dataset_card(output, list(splits))
-        body = _manifest_body(config, tokenizer, sources, corpus, splits)
+        _write_dataset_card(output, list(contents["splits"]))
+        body = _manifest_body(text, tokenizer, contents)
         out.publish(body)
-        shutil.rmtree(output / build.RECORDS, ignore_errors=True)
+        _remove_records(output)
         print(f"{summary.describe(body)}\ndata folder: {output}")
     return output
+
+
+def _remove_records(output: Path) -> None:
+    for records in output.glob(f"{RECORDS}*"):
+        shutil.rmtree(records, ignore_errors=True)
 
 
 def _check_accents(text: Corpus, tokenizer: Tokenizer) -> None:
@@ -102,8 +104,7 @@ def _check_accents(text: Corpus, tokenizer: Tokenizer) -> None:
     if not tokenizer.strips_accents:
         return
     lowercase = bool(tokenizer.settings["do_lower_case"])
-    words = count_words("\n".join(text.texts[::4]), lowercase=lowercase)
-    loss = accent_loss(words, lowercase=lowercase)
+    loss = accent_loss(count_words("\n".join(text.texts[::4]), lowercase=lowercase), lowercase=lowercase)
     if keeps_accents(loss, text.config.language):
         print(
             f"warning: the vocabulary strips accents, which changes {loss.describe()}\n"
@@ -111,34 +112,32 @@ def _check_accents(text: Corpus, tokenizer: Tokenizer) -> None:
         )
 
 
-def _estimate(config: Config, text: Corpus, tokenizer: Tokenizer, workers: int) -> str:
+def _estimate(text: Corpus, tokenizer: Tokenizer, workers: int) -> str:
     """Run the stage on a sample of the text, in a temporary folder, and describe what it would make of all text."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sample = text.sample(folder, SAMPLE_BYTES)
         start = time.process_time()
-        sources = list(sample.corpus.sources)
         with LocalPool(1) as pool, sample.naming_originals():
-            corpus, splits = _write_splits(
-                config, sources, tokenizer, folder / "data", folder / "store", pool, is_sample=sample.is_part
-            )
+            contents = _write_splits(sample.corpus, tokenizer, folder / "data", folder / "store", pool, sample)
         seconds = time.process_time() - start
-        store_bytes = sum(file.stat().st_size for file in folder.glob("store/*/*/*.npy"))
-    summary.warn_of_unknown_tokens(corpus, sample.originals, tokenizer, config.data)
-    is_file = all(source.boundary == "file" for source in sources)  # a copy may be the start of a document
+        store_bytes = summary.store_bytes(folder)
+    is_file = all(
+        source.boundary == "file" for source in sample.corpus.sources
+    )  # a copy may be the start of a document
     documents = len(text.sources) if is_file else None
-    return summary.describe_estimate(config.data, sample, corpus, splits, store_bytes, seconds, workers, documents)
+    return summary.describe_estimate(sample, contents, documents, store_bytes, seconds, workers)
 
 
-def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
+def _identity(text: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the inputs and settings that determine the bytes of the output, for given library versions."""
     excluded = {"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
-    data = config.data.model_dump(mode="json", exclude=excluded)
-    if isinstance(config.data.document_boundary, dict):  # its paths may change; each input has its own boundary
+    data = text.config.model_dump(mode="json", exclude=excluded)
+    if isinstance(text.config.document_boundary, dict):  # its paths may change; each input has its own boundary
         data["document_boundary"] = "auto"
     return {
-        "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
-        "validation": [source.identity for source in sources if source.is_validation],
+        "inputs": [{**source.identity, "weight": source.weight} for source in text.training.sources],
+        "validation": [source.identity for source in text.sources if source.is_validation],
         "tokenizer": tokenizer.hash,
         "data": data,
     }
@@ -155,88 +154,86 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 
 
 def _write_splits(
-    config: Config,
-    sources: list[Source],
+    text: Corpus,
     tokenizer: Tokenizer,
     output: Path,
     stores: Path,
     pool: Pool,
-    *,
-    is_sample: bool = False,
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    sample: Sample | None = None,
+) -> dict[str, dict[str, Any]]:
     """Tokenize all text and build all shards. Return the entries `corpus` and `splits` of the manifest.
 
-    With `is_sample`, the text is a part of the corpus, so its amount is neither printed nor judged.
+    The text is that of the sample, if there is one.
     """
-    corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
-    if not is_sample:
-        print(summary.describe_corpus(corpus, sources, store.folder))
-        summary.warn_of_unknown_tokens(corpus, sources, tokenizer, config.data)
-    summary.warn_of_repeated_sentences(corpus)
-    with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
-        plan = summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
-    if not is_sample:
-        summary.warn_of_large_documents(plan, corpus, sources)
+    summary.warn_of_repeated_sentences(text)
+    corpus, store = ingest(text.sources, tokenizer, text.config, stores, pool)
+    if sample is None:
+        print(summary.describe_corpus(corpus, text.sources, store.folder))
+    summary.warn_of_unknown_tokens(corpus, sample.originals if sample else text.sources, tokenizer, text.config)
     try:
-        splits = _build_shards(plan, pool)
-        summary.check_splits(splits, corpus, plan)
+        assignment, left_out = assign(store, corpus["inputs"], text.sources, tokenizer, output.absolute(), text.config)
+        corpus["left_out"] = left_out
+        summary.check_documents(assignment, text.sources)
+        if sample is None or not sample.is_part:
+            summary.warn_of_large_documents(assignment, text.sources)
+        splits = _build_shards(assignment, pool)
+        summary.check_splits(splits, corpus, assignment)
     except InputError:  # leave the output empty for another command
-        for leftover in (*plan.shards_per_copy, build.RECORDS):
-            shutil.rmtree(plan.output / leftover, ignore_errors=True)
+        _remove_records(output)
+        for split in ("train", "validation"):
+            shutil.rmtree(output / split, ignore_errors=True)
         raise
-    return corpus, splits
+    return {"corpus": corpus, "splits": splits}
 
 
-def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
+def _build_shards(assignment: Assignment, pool: Pool) -> dict[str, dict[str, Any]]:
     """Build all shards, and return the manifest entry of each split."""
-    build.open_records(plan)
-    built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
-    results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
-    counts = {split: np.zeros(plan.tokenizer.vocab_size, dtype=np.int64) for split in results}
-    for (split, number), (result, damage) in zip(plan.shards, built, strict=True):
-        counts[split] += summary.unpack_counts(result.pop("token_counts"))
+    results: dict[str, list[dict[str, Any]]] = {}
+    counts: dict[str, np.ndarray] = {}
+    for split in assignment.shards_per_copy:
+        (assignment.output / split).mkdir(parents=True, exist_ok=True)
+        results[split] = []
+        counts[split] = np.zeros(assignment.tokenizer.vocab_size, dtype=np.int64)
+    work = partial(build_shard, assignment)
+    built = run_each(work, assignment.shards, workers=pool, description="build", unit="shard")
+    for (split, _), result in zip(assignment.shards, built, strict=True):
+        counts[split] += result.pop("token_counts")
         results[split].append(result)
-        if damage:
-            print(f"{build.shard_name(split, number)} {damage}; rebuilt")
-    for split in results:
-        remove_temporaries(plan.output / split)  # left by workers that were killed
-    entries = {split: summary.join_split(shards, plan.config) for split, shards in results.items()}
-    held_out = plan.documents_at("validation", np.arange(plan.num_documents("validation")))
-    left_out = {"validation": int(plan.is_left_out(held_out).sum())}
-    left_out["train"] = len(plan.left_out) - left_out["validation"]
-    for split, entry in entries.items():
-        num_tokens = sum(each["statistics"]["maskable_tokens"] for each in results[split])
-        entry["statistics"]["documents"] = plan.num_documents(split) - left_out[split]
-        entry["statistics"]["times_text_is_seen"] = round(num_tokens / max(1, plan.tokens[split]), 4)
-        entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
+    entries: dict[str, dict[str, Any]] = {}
+    for split, shards in results.items():
+        remove_temporaries(assignment.output / split)  # left by workers that were killed
+        num_tokens = sum(shard["statistics"]["maskable_tokens"] for shard in shards)
+        entries[split] = summary.join_split(shards, assignment.config)
+        entries[split]["statistics"] |= {
+            "documents": assignment.documents[split],
+            "times_text_is_seen": round(num_tokens / max(1, assignment.tokens[split]), 4),
+            "unigram_entropy": summary.unigram_entropy(counts[split], counts["train"]),
+        }
     return entries
 
 
-def _manifest_body(
-    config: Config, tokenizer: Tokenizer, sources: list[Source], corpus: Mapping[str, Any], splits: Mapping[str, Any]
-) -> dict[str, Any]:
-    names = {False: "train", True: "validation"}
-    inputs = [
-        {"location": each.location, **each.identity, "split": names[each.is_validation], "weight": each.weight}
-        for each in sources
-    ]
+def _manifest_body(text: Corpus, tokenizer: Tokenizer, contents: Mapping[str, Any]) -> dict[str, Any]:
+    inputs: list[dict[str, Any]] = []
+    for source in text.sources:
+        split = "validation" if source.is_validation else "train"
+        inputs.append({"location": source.location, **source.identity, "split": split, "weight": source.weight})
     return {
-        "config": {"data": config.data.model_dump(mode="json")},
-        "seed": config.data.seed,
+        "config": {"data": text.config.model_dump(mode="json")},
+        "seed": text.config.seed,
         "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
         "inputs": inputs,
-        "corpus": corpus,
-        "splits": splits,
+        **contents,
     }
 
 
 def _write_dataset_card(output: Path, splits: Sequence[str]) -> None:
     """Write a README.md with all columns if the splits have different ones. `datasets` then fills them with null."""
     schemas = [pq.read_schema(output / split / "00000.parquet") for split in splits]
-    if len({tuple(schema.names) for schema in schemas}) > 1:
-        columns = ((field.name, field.type) for field in pa.unify_schemas(schemas))
-        features = [
-            {"name": name, **({"list": str(kind.value_type)} if pa.types.is_list(kind) else {"dtype": str(kind)})}
-            for name, kind in columns
-        ]
-        write_text(output / "README.md", f"---\n{yaml.safe_dump({'dataset_info': {'features': features}})}---\n")
+    if schemas[0].names == schemas[-1].names:
+        return
+    features: list[dict[str, Any]] = []
+    for column in pa.unify_schemas(schemas):
+        is_list = pa.types.is_list(column.type)
+        kind = {"list": str(column.type.value_type)} if is_list else {"dtype": str(column.type)}
+        features.append({"name": column.name, **kind})
+    write_text(output / "README.md", f"---\n{yaml.safe_dump({'dataset_info': {'features': features}})}---\n")

@@ -11,7 +11,7 @@ import yaml
 from bert_pretrain.config import Config, duration, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, MAX_HELD_OUT_TOKENS
+from bert_pretrain.make_data.assignment import MAX_HELD_OUT_SHARE, MAX_HELD_OUT_TOKENS
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts, num_outputs, rounded
 from bert_pretrain.plan.law import Forecast

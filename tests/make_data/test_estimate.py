@@ -11,7 +11,7 @@ import pytest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.examples.data_folder import DataFolder
-from bert_pretrain.make_data import plan, run
+from bert_pretrain.make_data import assignment, run
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import corpus as corpora
 from bert_pretrain.text import documents, sources
@@ -102,10 +102,10 @@ def test_parts_that_are_read_and_held_out_are_estimated(tmp_path, vocab_folder, 
 
 
 def test_the_default_holds_out_a_limited_number_of_tokens(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
-    shares = [plan.held_out_share(DataConfig(), tokens) * tokens for tokens in (1e6, 128e6, 1e12)]
+    shares = [assignment.held_out_share(DataConfig(), tokens) * tokens for tokens in (1e6, 128e6, 1e12)]
     assert shares == pytest.approx([1e4, 1.28e6, 1.28e6])
-    assert plan.held_out_share(DataConfig(validation_fraction=0.02), 1e12) == 0.02
-    monkeypatch.setattr(plan, "MAX_HELD_OUT_TOKENS", 1000)
+    assert assignment.held_out_share(DataConfig(validation_fraction=0.02), 1e12) == 0.02
+    monkeypatch.setattr(assignment, "MAX_HELD_OUT_TOKENS", 1000)
     path = write(tmp_path / "a.txt", "\n\n".join(corpus(2000)))
     always = ["data.document_boundary=blank_line", "data.dupe_factor=1"]
     documents_held_out = []

@@ -224,7 +224,6 @@ def test_the_number_of_open_files_does_not_grow_with_the_parts(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(os.listdir("/dev/fd")) <= len(before)
     assert len(list(tmp_path.glob(".token-store/*/part-*"))) > limit
-    assert list(tmp_path.glob(".token-store/*/duplicates-*.npy"))
 
 
 def write_odd_documents(folder: Path, words: int, english: str) -> int:

@@ -6,8 +6,6 @@ import shutil
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.manifest import exclusive
-from bert_pretrain.make_data import build
+from bert_pretrain.make_data import assignment, build, run
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
@@ -81,33 +79,25 @@ def test_random_bs_come_from_the_whole_corpus(numbered) -> None:
     assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # as of two uniform draws
 
 
-def test_records_of_another_plan_are_removed(tmp_path: Path) -> None:
-    def plan(fingerprint: str) -> Any:
-        return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, fingerprint=fingerprint)
-
-    build.open_records(plan("a"))
-    record = tmp_path / build.RECORDS / "train-00000.json"
-    record.write_text("{}")
-    build.open_records(plan("a"))
-    assert record.exists()
-    build.open_records(plan("b"))
-    assert not record.exists()
-    record.write_text("{}")
-    (record.parent / build.CLAIM).unlink()  # removed first by a command that was killed while it removed records
-    build.open_records(plan("b"))
-    assert not record.exists()
-
-
-def test_the_fingerprint_depends_on_weights_and_validation_inputs(small, tmp_path, monkeypatch) -> None:
-    fingerprints: list[str] = []
-    opened = build.open_records
-    monkeypatch.setattr(build, "open_records", lambda plan: fingerprints.append(plan.fingerprint) or opened(plan))
+def test_records_depend_on_weights_and_validation_inputs_and_other_records_are_removed(
+    small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    open_records = assignment._open_records
+    monkeypatch.setattr(assignment, "_open_records", lambda records: opened.append(records) or open_records(records))
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join("\n".join(text.split("\n")[::-1]) for text in small.text.read_text().split("\n\n")))
     for number, more in enumerate(([], [f"data.input_weights={{{other}: 3}}"], [f"data.validation=[{other}]"])):
         inputs = [str(small.text)] if number == 2 else [str(small.text), str(other)]
         make_data(small.config(*SMALL, *more), inputs, small.vocab, tmp_path / str(number), workers=1)
-    assert len(set(fingerprints)) == 3
+    assert len({records.name for records in opened}) == 3
+    assert not any(records.exists() for records in opened)
+    record = opened[0] / "train-00000.json"
+    for records in (opened[0], opened[0].with_name(".records-other")):
+        records.mkdir(parents=True, exist_ok=True)
+        record.touch()
+        open_records(opened[0])
+        assert (record.exists(), records.exists()) == (True, records == opened[0])
 
 
 def check_manifest(data: Path, documents: list[list[int]]) -> None:
@@ -229,7 +219,7 @@ def test_a_folder_removed_during_the_run_is_one_error(numbered, monkeypatch, rem
         return build_shard(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_shard", remove_and_build)
+        patch.setattr(run, "build_shard", remove_and_build)
         errors = call(*command, code=2).stderr
     assert errors.count("error: ") == 1
     assert str(corpus.folder / removed) in errors

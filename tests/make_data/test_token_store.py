@@ -13,7 +13,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.make_data import ingest
 from bert_pretrain.make_data.ingest import MAX_SENTENCE_TOKENS, GrowingArray, ensure_store_shard
-from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
+from bert_pretrain.make_data.token_store import Slices, TokenStore, store_key, store_shard_folder
 from bert_pretrain.text import documents, sources, text_files
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -26,16 +26,14 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
     tokenizer = Tokenizer.load(vocab)
     summaries = []
     for number, part in enumerate(parts):
-        summary, damage = ensure_store_shard(tokenizer, config, ([part], store_shard_folder(folder, number)))
-        assert damage is None
-        summaries.append(summary)
-    return TokenStore(folder, len(parts)), summaries
+        summaries.append(ensure_store_shard(tokenizer, config, ([part], store_shard_folder(folder, number))))
+    return TokenStore(folder, len(parts), tokenizer.id_dtype), summaries
 
 
 def sentences_of(store: TokenStore) -> list[list[list[int]]]:
     """Return the ids of all documents, as lists of sentences."""
     numbers = np.arange(store.num_documents)
-    text = store.read(np.stack([numbers, np.zeros_like(numbers), np.ones_like(numbers)]), 0)
+    text = store.read(Slices(numbers, np.zeros_like(numbers), np.ones_like(numbers)), 0)
     found = [text.ids[begin:end].tolist() for begin, end in itertools.pairwise(text.sentence_starts)]
     return [found[first:last] for first, last in itertools.pairwise(text.slice_offsets)]
 
@@ -61,11 +59,10 @@ def test_slices_of_a_document_are_its_text(english_text, vocab_folder: Path, tmp
     store, _ = fill(english_text, vocab_folder, tmp_path)
     _, tokens = store.sizes_of(np.arange(store.num_documents))
     longest = int(np.argmax(tokens))
-    numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
-    assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
+    assert store.documents_longer_than(int(tokens[longest]) - 1).tolist() == [longest]
     whole = [*itertools.chain(*sentences_of(store)[longest])]
     for number in (2, 7, 50):
-        slices = np.stack([np.full(number, longest), np.arange(number), np.full(number, number)])
+        slices = Slices(np.full(number, longest), np.arange(number), np.full(number, number))
         text = store.read(slices, look_ahead)
         begin, starts = 0, text.sentence_starts
         spans = itertools.pairwise(text.slice_offsets)
@@ -136,4 +133,4 @@ def test_a_truncated_store_shard_is_an_error(english_text, vocab_folder, tmp_pat
     for size in (file.stat().st_size - 1, 200, 4, 0):
         os.truncate(file, size)
         with pytest.raises(DataError, match=rf"too early: {name}\.npy"):
-            sentences_of(TokenStore(tmp_path, 1) if name == "document_offsets" else store)
+            sentences_of(TokenStore(tmp_path, 1, store.id_dtype) if name == "document_offsets" else store)

@@ -135,11 +135,10 @@ def make_data_folder(
                 examples = unmasked(examples)
                 if starts_word is not None:
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
-            packed = summary.pack_counts(examples, tokenizer)
+            counts[split] += summary.token_counts(examples, tokenizer)
             (folder / split).mkdir(parents=True, exist_ok=True)
             record = asdict(write_shard(folder, f"{split}/{number:05d}.parquet", examples))
             statistics = summary.measure(examples, tokenizer)
-            counts[split] += summary.unpack_counts(packed)
             shards.append({"record": record, "statistics": statistics})
         splits[split] = summary.join_split(shards, config)
         splits[split]["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
