@@ -46,8 +46,13 @@ class DataFolder:
     manifest: dict[str, Any]
 
     def __post_init__(self) -> None:
+        self.shards("train")  # checks the manifest
+
+    @cached_property
+    def _splits(self) -> dict[str, _Split]:
+        """The checked entries of the splits."""
         try:
-            _Contents.model_validate(self.manifest)
+            return _Contents.model_validate(self.manifest).splits
         except ValidationError as error:
             raise DataError(
                 first_problem(error),
@@ -56,7 +61,7 @@ class DataFolder:
             ) from error
 
     def __repr__(self) -> str:
-        rows = " and ".join(f"{self.rows(split):,} {split}" for split in self.manifest["splits"])
+        rows = " and ".join(f"{self.rows(split):,} {split}" for split in self._splits)
         return f"<data folder {self.path}: {rows} examples of at most {self.max_seq_length:,} tokens>"
 
     @staticmethod
@@ -75,13 +80,9 @@ class DataFolder:
                     raise damaged(path, record, damage)
         return folder
 
-    def _split(self, split: str) -> dict[str, Any]:
-        """Return the manifest entry of a split, empty if there is no such split."""
-        return self.manifest["splits"].get(split, {})
-
     def shards(self, split: str) -> list[ShardRecord]:
         """Return the shard records of a split, `train` or `validation`, in order. Empty if there is no such split."""
-        return [ShardRecord(**record) for record in self._split(split).get("shards", [])]
+        return self._splits[split].shards if split in self._splits else []
 
     def rows(self, split: str) -> int:
         """Return the number of examples of a split."""
@@ -89,7 +90,7 @@ class DataFolder:
 
     def num_documents(self, split: str) -> int | None:
         """Return the number of documents of a split, or None if it is unknown, as in folders of older versions."""
-        return self._split(split).get("statistics", {}).get("documents")
+        return self._splits[split].statistics.get("documents") if split in self._splits else None
 
     def mean_tokens(self, split: str) -> float:
         """Return the mean number of tokens per example of a split, 0 if it is empty."""
@@ -134,12 +135,15 @@ class DataFolder:
         """
         from bert_pretrain.examples.padded import PaddedBatches
 
-        for name, value, choices in (
-            ("split", split, ("train", "validation")),
-            ("padding", padding, ("longest", "max_length")),
-        ):
-            if value not in choices:
-                raise ConfigError(f"{name} is {value!r}", where=name, remedy=f"give {' or '.join(map(repr, choices))}")
+        arguments = {
+            "split": split in ("train", "validation"),
+            "batch_size": isinstance(batch_size, int) and batch_size >= 1,
+            "epoch": isinstance(epoch, int) and epoch >= 0,
+            "padding": padding in ("longest", "max_length"),
+        }
+        for name, is_valid in arguments.items():
+            if not is_valid:
+                raise ConfigError(f"{name} has an invalid value", where=name, remedy="see help(DataFolder.loader)")
         return PaddedBatches(
             self.shuffled(seed) if split == "train" else ExampleSequence(self.path, self.shards(split)),
             batch_size=batch_size,

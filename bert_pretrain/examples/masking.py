@@ -29,30 +29,29 @@ def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, 
         is_maskable &= input_ids != special_id
     starts_word = None
     if config.whole_word_mask:
-        starts_word = examples.starts_word
-        if starts_word is None:
-            starts_word = ~tokenizer.is_subword[input_ids]
+        starts_word = ~tokenizer.is_subword[input_ids] if examples.starts_word is None else examples.starts_word
         starts_word = starts_word & is_maskable
-    positions = [np.zeros(0, dtype=np.int64)]
+    is_masked = np.zeros(len(input_ids), dtype=bool)
     counts = [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(examples), _BLOCK_ROWS):
-        block_offsets = examples.offsets[first : first + _BLOCK_ROWS + 1]
-        block = slice(block_offsets[0], block_offsets[-1])
-        candidates = _as_matrix(is_maskable[block], block_offsets)
+        offsets = examples.offsets[first : first + _BLOCK_ROWS + 1]
+        block = slice(offsets[0], offsets[-1])
+        lengths = np.diff(offsets)
+        is_token = np.arange(lengths.max()) < lengths[:, None]  # (rows, longest)
+        candidates = _as_matrix(is_maskable[block], is_token)
         limit = num_to_mask(candidates.sum(axis=1), config)
         if starts_word is None:
             chosen = _choose_tokens(candidates, limit, rng)
         else:
-            chosen = _choose_words(candidates, _as_matrix(starts_word[block], block_offsets), limit, rng)
-        positions.append(np.flatnonzero(chosen) % chosen.shape[1])
+            chosen = _choose_words(candidates, _as_matrix(starts_word[block], is_token), limit, rng)
+        is_masked[block] = chosen[is_token]
         counts.append(chosen.sum(axis=1))
-    masked_positions = np.concatenate(positions)
     masked_offsets = ragged.offsets_of(np.concatenate(counts))
-    indices = masked_positions + np.repeat(examples.offsets[:-1], np.diff(masked_offsets))
-    originals = input_ids[indices]
+    masked = np.flatnonzero(is_masked)
+    positions = masked - examples.offsets[ragged.lists_of(masked_offsets)]
+    masks = Masks(positions.astype(np.uint16), input_ids[masked], masked_offsets)
     shown_ids = input_ids.copy()
-    shown_ids[indices] = _replacements(originals, tokenizer, rng)
-    masks = Masks(masked_positions.astype(np.uint16), originals, masked_offsets)
+    shown_ids[masked] = _replacements(masks.original_ids, tokenizer, rng)
     return replace(examples, input_ids=shown_ids, masks=masks, starts_word=None)
 
 
@@ -74,12 +73,20 @@ def _replacements(originals: np.ndarray, tokenizer: Tokenizer, rng: np.random.Ge
     return shown
 
 
-def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Return random sort keys, (rows, columns), and the bit mask that extracts the column from a key.
+def _as_matrix(values: np.ndarray, is_token: np.ndarray) -> np.ndarray:
+    """Return booleans of all tokens as a matrix (rows, longest), padded with False."""
+    matrix = np.zeros_like(is_token)
+    matrix[is_token] = values
+    return matrix
 
-    The lowest bits of a candidate's key hold its column, so these keys are unique in a row and every processor sorts
-    them alike. Their highest bit is 0. In the keys of non-candidates all bits are 1, so they sort last. With up to 512
-    columns, 32-bit keys have enough random bits, and they sort faster.
+
+def _random_order(is_candidate: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the columns of `count` random candidates of each row in random order, (rows, count).
+
+    After the candidates of a row, its other columns follow. The columns are sorted by random keys. The lowest bits of a
+    candidate's key hold its column, so these keys are unique in a row and every processor sorts them alike. Their
+    highest bit is 0. In the keys of non-candidates all bits are 1, so they sort last. With up to 512 columns, 32-bit
+    keys have enough random bits, and they sort faster.
     """
     rows, columns = is_candidate.shape
     column_bits = max(1, (columns - 1).bit_length())
@@ -88,30 +95,20 @@ def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np
     column_mask = (1 << column_bits) - 1
     keys = rng.integers(0, 1 << bits, (rows, columns), dtype=dtype)
     keys &= dtype.type((1 << (bits - 1)) - 1 - column_mask)
-    keys |= np.arange(columns).astype(dtype)
+    keys |= np.arange(columns, dtype=dtype)
     keys[~is_candidate] = (1 << bits) - 1
-    return keys, column_mask
-
-
-def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return ragged booleans as a matrix (rows, length of the longest row), padded with False."""
-    lengths = np.diff(offsets)
-    matrix = np.zeros((len(lengths), int(lengths.max())), dtype=bool)
-    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = values
-    return matrix
+    if count < columns:
+        keys = np.partition(keys, count, axis=1)[:, :count]
+    keys.sort(axis=1)
+    return keys & dtype.type(column_mask)
 
 
 def _choose_tokens(candidates: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return the chosen tokens, (rows, columns) bool: in each row, `counts` (rows,) random candidates."""
-    max_count = int(counts.max())
-    keys, column_mask = _random_keys(candidates, rng)
-    if max_count < keys.shape[1]:
-        keys = np.partition(keys, max_count, axis=1)[:, :max_count]
-    keys.sort(axis=1)
-    lowest = keys[np.arange(max_count) < counts[:, None]]
-    rows = np.repeat(np.arange(len(counts)), counts)
+    order = _random_order(candidates, int(counts.max()), rng)
+    rows, places = np.nonzero(np.arange(order.shape[1]) < counts[:, None])
     chosen = np.zeros_like(candidates)
-    chosen[rows, lowest & keys.dtype.type(column_mask)] = True
+    chosen[rows, order[rows, places]] = True
     return chosen
 
 
@@ -128,30 +125,24 @@ def _choose_words(
     """
     # A segment can start inside a word, so its first token may have `##`. Such a token starts a word here.
     starts[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
-    num_rows = len(starts)
-    num_words = int(starts.sum(axis=1).max())
-    word_index = np.cumsum(starts, axis=1) - 1  # (rows, columns): of each token's word; -1 before the first word
-    word = np.nonzero(candidates)[0] * num_words + word_index[candidates]  # of each candidate, among all rows
-    lengths = np.bincount(word, minlength=num_rows * num_words).reshape(num_rows, num_words)
-    is_word = lengths > 0
-    keys, column_mask = _random_keys(is_word, rng)
-    keys.sort(axis=1)
-    order = keys & keys.dtype.type(column_mask)  # (rows, words), first the words of each row
-    words_in_row = is_word.sum(axis=1)
-    chosen = np.zeros((num_rows, num_words), dtype=bool)
-    used = np.zeros(num_rows, dtype=np.int64)
+    words_in_row = starts.sum(axis=1)
+    num_words = int(words_in_row.max())
+    word = np.maximum(np.cumsum(starts, axis=1) - 1, 0)  # (rows, columns): of each candidate, in its row
+    first_words = num_words * np.arange(len(starts))  # words numbered across all rows
+    numbers = (first_words[:, None] + word)[candidates]
+    lengths = np.bincount(numbers, minlength=len(starts) * num_words).reshape(len(starts), num_words)
+    order = _random_order(lengths > 0, num_words, rng)
+    chosen = np.zeros(lengths.shape, dtype=bool)
+    used = np.zeros(len(starts), dtype=np.int64)
     for rank in range(num_words):
-        rows = np.flatnonzero((used < limit) & (rank < words_in_row))
-        if len(rows) == 0:
-            break
-        next_word = order[rows, rank]
-        sizes = lengths[rows, next_word]
-        fits = used[rows] + sizes <= limit[rows]
-        chosen[rows[fits], next_word[fits]] = True
-        used[rows[fits]] += sizes[fits]
-    selected = candidates & np.take_along_axis(chosen, np.maximum(word_index, 0), axis=1)
-    unmasked = np.flatnonzero(used == 0)
-    if len(unmasked):
-        keys, _ = _random_keys(candidates[unmasked], rng)
-        selected[unmasked, keys.argmin(axis=1)] = True
+        open_rows = np.flatnonzero((used < limit) & (rank < words_in_row))
+        next_word = order[open_rows, rank]
+        sizes = lengths[open_rows, next_word]
+        fits = used[open_rows] + sizes <= limit[open_rows]
+        chosen[open_rows[fits], next_word[fits]] = True
+        used[open_rows[fits]] += sizes[fits]
+    selected = candidates & np.take_along_axis(chosen, word, axis=1)
+    without = np.flatnonzero(used == 0)
+    if len(without):
+        selected[without, _random_order(candidates[without], 1, rng)[:, 0]] = True
     return selected

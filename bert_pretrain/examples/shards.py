@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,14 @@ PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError)
 Number = Annotated[int, Field(ge=0, strict=True)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
 _IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
-_POSITIONS = (pa.list_(pa.uint16()),)
+_TYPES = {
+    "input_ids": _IDS,
+    "segment_b_start": (pa.uint16(),),
+    "masked_lm_positions": (pa.list_(pa.uint16()),),
+    "masked_lm_ids": _IDS,
+    "next_sentence_label": (pa.uint8(),),
+    "word_starts": (pa.list_(pa.uint16()),),
+}
 
 
 @with_config(extra="forbid")
@@ -116,14 +123,13 @@ def content_hash(examples: Examples) -> str:
 
 def _to_table(examples: Examples) -> pa.Table:
     """Return the examples as an Arrow table, without the columns that are None."""
-    masks = examples.masks
     columns = {
         "input_ids": _list_array(examples.input_ids, examples.offsets),
         "segment_b_start": _array(examples.segment_b_start),
     }
-    if masks is not None:
-        columns["masked_lm_positions"] = _list_array(masks.positions, masks.offsets)
-        columns["masked_lm_ids"] = _list_array(masks.original_ids, masks.offsets)
+    if examples.masks is not None:
+        columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
+        columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
     if examples.next_sentence_label is not None:
         columns["next_sentence_label"] = _array(examples.next_sentence_label)
     if examples.starts_word is not None:
@@ -147,31 +153,28 @@ def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
 
 def _from_table(table: pa.Table) -> Examples:
     """Return the examples of a table. Raise one of PARQUET_ERRORS if columns are missing or have other types."""
-    input_ids, offsets = _lists(table, "input_ids", _IDS)
-    masks = labels = starts_word = None
-    if "masked_lm_positions" in table.column_names:
-        positions, masked_offsets = _lists(table, "masked_lm_positions", _POSITIONS)
-        original_ids, _ = _lists(table, "masked_lm_ids", _IDS)
-        masks = Masks(positions, original_ids, masked_offsets)
-    if "next_sentence_label" in table.column_names:
-        labels = _column(table, "next_sentence_label", (pa.uint8(),)).to_numpy()
-    if "word_starts" in table.column_names:
-        word_starts, word_offsets = _lists(table, "word_starts", _POSITIONS)
-        starts_word = np.zeros(len(input_ids), dtype=bool)
-        starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
-    segment_b_start = _column(table, "segment_b_start", (pa.uint16(),)).to_numpy()
-    return Examples(input_ids, offsets, segment_b_start, masks, labels, starts_word)
-
-
-def _column(table: pa.Table, name: str, types: tuple[pa.DataType, ...]) -> Any:
-    """Return a column of one of the accepted types."""
-    column = table.column(name).combine_chunks()
-    if column.type not in types:
-        raise ValueError(f"the column {name} is {column.type}")
-    return column
-
-
-def _lists(table: pa.Table, name: str, types: tuple[pa.DataType, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of a list column, and int64 offsets that start at 0, unlike those of a sliced column."""
-    column = _column(table, name, types)
-    return column.flatten().to_numpy(), ragged.offsets_of(np.diff(column.offsets.to_numpy()))
+    values: dict[str, np.ndarray] = {}
+    offsets: dict[str, np.ndarray] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if column.type not in _TYPES[name]:
+            raise ValueError(f"the column {name} is {column.type}")
+        if pa.types.is_list(column.type):
+            offsets[name] = ragged.offsets_of(np.diff(column.offsets.to_numpy()))
+            column = column.flatten()
+        values[name] = column.to_numpy()
+    masks = starts_word = None
+    if "masked_lm_positions" in values:
+        masks = Masks(values["masked_lm_positions"], values["masked_lm_ids"], offsets["masked_lm_positions"])
+    if "word_starts" in values:
+        rows = ragged.lists_of(offsets["word_starts"])
+        starts_word = np.zeros(len(values["input_ids"]), dtype=bool)
+        starts_word[offsets["input_ids"][rows] + values["word_starts"]] = True
+    return Examples(
+        values["input_ids"],
+        offsets["input_ids"],
+        values["segment_b_start"],
+        masks,
+        values.get("next_sentence_label"),
+        starts_word,
+    )

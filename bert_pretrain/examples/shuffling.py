@@ -5,9 +5,7 @@ Dynamic masks are drawn for a whole shard when an epoch opens it.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,8 +16,6 @@ from bert_pretrain.examples.shards import ShardRecord, read_shard
 CACHE_SIZE = 4  # shards in memory: a batch may need two, and another reader may be a batch ahead
 
 Rows = tuple[Examples, np.ndarray]  # a shard, and the indices of selected rows in it
-Key = tuple[int, int]  # epoch and shard
-Value = TypeVar("Value")
 
 
 class ExampleSequence:
@@ -41,8 +37,7 @@ class ExampleSequence:
         self._shard_rows = np.array([record.rows for record in records], dtype=np.int64)
         self._seed = seed
         self._mask = mask
-        self._shards: dict[Key, Examples] = {}
-        self._row_orders: dict[Key, np.ndarray] = {}
+        self._opened: dict[tuple[int, int], Rows] = {}  # by epoch and shard; the least recently used first
         self.num_rows = int(self._shard_rows.sum())  # examples per epoch
 
     def take(self, first: int, count: int) -> list[Rows]:
@@ -50,48 +45,32 @@ class ExampleSequence:
         parts: list[Rows] = []
         while count:
             epoch, position = divmod(first, self.num_rows)
-            shard, start = self._locate(epoch, position)
-            rows = self._row_order(epoch, shard)[start : start + count]
-            parts.append((self._shard(epoch, shard), rows))
+            shard_order = self._permutation(len(self._shard_rows), "shard order", epoch=epoch)
+            starts = ragged.offsets_of(self._shard_rows[shard_order])
+            index = int(np.searchsorted(starts, position, side="right")) - 1
+            examples, order = self._shard(epoch, int(shard_order[index]))
+            start = position - int(starts[index])
+            rows = order[start : start + count]
+            parts.append((examples, rows))
             first += len(rows)
             count -= len(rows)
         return parts
-
-    def _locate(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return the shard of a position in an epoch, and the position in that shard."""
-        shard_order = self._permutation(len(self._shard_rows), "shard order", epoch=epoch)
-        starts = ragged.offsets_of(self._shard_rows[shard_order])
-        index = int(np.searchsorted(starts, position, side="right")) - 1
-        return int(shard_order[index]), position - int(starts[index])
-
-    def _row_order(self, epoch: int, shard: int) -> np.ndarray:
-        num_rows = int(self._shard_rows[shard])
-        draw = partial(self._permutation, num_rows, "row order", epoch=epoch, shard=shard)
-        return _cached(self._row_orders, (epoch, shard), draw)
 
     def _permutation(self, size: int, purpose: str, **coordinates: int) -> np.ndarray:
         if self._seed is None:
             return np.arange(size)
         return rng.stream(self._seed, purpose, **coordinates).permutation(size)
 
-    def _shard(self, epoch: int, shard: int) -> Examples:
-        """Return the examples of a shard, with the masks of the epoch."""
-        if self._mask is None:
-            epoch = 0  # all epochs share the stored masks
-        return _cached(self._shards, (epoch, shard), partial(self._read, epoch, shard))
-
-    def _read(self, epoch: int, shard: int) -> Examples:
-        examples = read_shard(self._folder, self._records[shard])
-        if self._mask is None or self._seed is None:
-            return examples
-        return self._mask(examples, rng=rng.stream(self._seed, "mask", epoch=epoch, shard=shard))
-
-
-def _cached(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """Return a value from a least-recently-used cache. Make and store it if it is missing."""
-    if key in cache:
-        cache[key] = cache.pop(key)  # moves the key to the end
-        return cache[key]
-    if len(cache) >= CACHE_SIZE:
-        del cache[next(iter(cache))]  # the least recently used; frees its memory before `make`
-    return cache.setdefault(key, make())
+    def _shard(self, epoch: int, shard: int) -> Rows:
+        """Return the examples of a shard, with the masks of the epoch, and their order in the epoch."""
+        key = (epoch, shard)
+        opened = self._opened.pop(key, None)
+        if opened is None:
+            if len(self._opened) >= CACHE_SIZE:
+                del self._opened[next(iter(self._opened))]  # frees its memory before the next shard is read
+            examples = read_shard(self._folder, self._records[shard])
+            if self._mask is not None and self._seed is not None:
+                examples = self._mask(examples, rng=rng.stream(self._seed, "mask", epoch=epoch, shard=shard))
+            opened = (examples, self._permutation(len(examples), "row order", epoch=epoch, shard=shard))
+        self._opened[key] = opened
+        return opened

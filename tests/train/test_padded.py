@@ -70,13 +70,11 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
     assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
 
 
-def test_dataloader_workers_share_the_batches_and_batch_size_must_be_none(data_folder: Path) -> None:
+def test_dataloader_workers_share_the_batches(data_folder: Path) -> None:
     batches = DataFolder.open(data_folder).loader("train", batch_size=7, padding="max_length")
     sent = pickle.loads(pickle.dumps(batches))  # as to a worker that is spawned
     loader = DataLoader(sent, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert sorted(map(rows_of_padded, loader)) == sorted(map(rows_of_padded, batches))
-    with pytest.raises(ConfigError, match="batch_size=None"):
-        next(iter(DataLoader(batches, batch_size=16)))
 
 
 @pytest.mark.parametrize(
