@@ -140,6 +140,8 @@ MISTAKES = {  # a call, and the place that its message names
     "flag overruled by phases": ("run base a.txt --output r --steps 5", "--steps"),
     "no inputs": ("run tiny --output r", "inputs"),
     "auto without time": ("run auto a.txt --output r", "run auto"),
+    "dry run of a preset": ("run tiny a.txt --output r --dry-run", "--dry-run"),
+    "machine of a preset": ("run tiny a.txt --output r --machine h100", "--machine"),
     # outputs
     "foreign output": ("vocab a.txt --output mine", "--output"),
     "output is a file": ("vocab a.txt --output a.txt", "--output"),
