@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +27,11 @@ Row = dict[str, Any]
 PartResult = tuple[list[Row], str]  # rows, and a remark on the outcome
 REPOSITORY = Path(__file__).resolve().parents[1]
 PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
-BERT_VOCAB_SIZE, PYDOC_VOCAB_SIZE = 30522, 8192
-AUTO_SECONDS, MIN_AUTO_SECONDS, AUTO_OVERHEAD_SECONDS = 240.0, 120.0, 20.0
+BERT_VOCAB_SIZE = 30522
+PYDOC_VOCAB_SIZE = 8192
+AUTO_SECONDS = 240.0
+MIN_AUTO_SECONDS = 120.0
+AUTO_OVERHEAD_SECONDS = 20.0
 DEFAULT_LIMIT = 540.0
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, for a training run to save a checkpoint
 TEST_PROCESSES = 6  # the tests mostly compile: 34 tests take 51 s on an H200 with 16 cores
@@ -59,6 +61,9 @@ class Options:
 
     def rows(self, name: str) -> Path:
         return self.work / "rows" / f"{name}.jsonl"
+
+    def log(self, name: str) -> Path:
+        return self.work / "logs" / f"{name}.txt"
 
     def data(self, length: int) -> Path:
         return self.work / f"data-{length}"
@@ -111,8 +116,10 @@ def _package(*arguments: object) -> str:
     return _python("-m", "bert_pretrain", *arguments)
 
 
-def _pydoc(options: Options) -> tuple[Path, list[str]]:
-    """Return the path of the corpus of Python's documentation, and the Bash lines that write it."""
+def _corpus(options: Options) -> tuple[Path, list[str]]:
+    """Return the path of the text, and the Bash lines that write it if it is the documentation of Python."""
+    if options.corpus is not None:
+        return options.corpus, []
     corpus = options.work / "pydoc.jsonl"
     lines = [_python(REPOSITORY / "scripts" / "pydoc_corpus.py", corpus)]
     if options.is_small:
@@ -129,31 +136,19 @@ def _tests(options: Options) -> Part:
     paths = sorted((REPOSITORY / "tests").rglob("test_*.py"))
     marked = [path.relative_to(REPOSITORY) for path in paths if gpu_mark.search(path.read_text("utf-8"))]
     parallel = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
-    command = _python(
-        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *parallel, *marked
-    )
-    log = options.work / "logs" / "tests.txt"
-    return Part("tests", "tests marked gpu", lambda _: command, 120, 30, lambda: _read_tests(log))
+    command = _python("-m", "pytest", "-m", "gpu", "-q", "--tb=short", "-p", "no:cacheprovider", *parallel, *marked)
+    log = options.log("tests")
 
+    def read() -> PartResult:
+        last = log.read_text("utf-8").splitlines()[-1:]
+        return [], "".join(last).strip("= ")
 
-def _read_tests(log: Path) -> PartResult:
-    """Return no rows, and the counts of outcomes with the names of failed tests."""
-    outcomes: dict[str, str] = {}
-    for line in log.read_text("utf-8").splitlines():
-        # "test.py::test_a PASSED [ 1%]"; with several processes "[gw0] [ 1%] PASSED test.py::test_a"
-        name, outcome = re.search(r"::(test_\S+)", line), re.search(r"\b(PASSED|FAILED|SKIPPED|ERROR)\b", line)
-        if name and outcome:
-            outcomes[name[1]] = outcome[0].lower()
-    counts = [f"{count} {outcome}" for outcome, count in sorted(Counter(outcomes.values()).items())]
-    wrong = [name for failure in ("failed", "error") for name, outcome in outcomes.items() if outcome == failure]
-    return [], ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
+    return Part("tests", "tests marked gpu", lambda _: command, 120, 30, read)
 
 
 def _examples(options: Options) -> Part:
-    corpus, lines = _pydoc(options)
-    size = PYDOC_VOCAB_SIZE
-    if options.corpus is not None:
-        corpus, lines, size = options.corpus, [], BERT_VOCAB_SIZE
+    corpus, lines = _corpus(options)
+    size = PYDOC_VOCAB_SIZE if options.corpus is None else BERT_VOCAB_SIZE
     if options.is_small:
         size = 1000
     vocab = options.work / "vocab"
@@ -162,8 +157,7 @@ def _examples(options: Options) -> Part:
         copies = 1 if options.is_small else 5
         settings = ["--set", f"data.max_seq_length={length}", "--set", f"data.dupe_factor={copies}"]
         lines.append(_package("make-data", corpus, "--vocab", vocab, "--output", options.data(length), *settings))
-    source = "the documentation of Python" if options.corpus is None else corpus.name
-    title = f"examples of 128 and 512 tokens from {source}"
+    title = f"examples of 128 and 512 tokens from {corpus.name}"
     return Part("examples", title, lambda _: "\n".join(lines), 150, 20, lambda: _read_examples(options))
 
 
@@ -205,9 +199,10 @@ def _profile(options: Options) -> Part:
 
 
 def _auto(options: Options) -> Part:
-    corpus, lines = (options.corpus, []) if options.corpus is not None else _pydoc(options)
-    run, log = options.work / "auto", options.work / "logs" / "auto.txt"
-    budget, overhead = (150.0, 5.0) if options.is_small else (AUTO_SECONDS, AUTO_OVERHEAD_SECONDS)
+    corpus, lines = _corpus(options)
+    run = options.work / "auto"
+    budget = 150.0 if options.is_small else AUTO_SECONDS
+    overhead = 5.0 if options.is_small else AUTO_OVERHEAD_SECONDS
 
     def script(seconds: float) -> str:
         time = f"{max(min(budget, seconds - overhead), 1.0):.0f}s"
@@ -215,7 +210,7 @@ def _auto(options: Options) -> Part:
         return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
 
     def read() -> PartResult:
-        forecast = re.findall(r"^forecast: (.*)", log.read_text("utf-8"), re.MULTILINE)
+        forecast = re.findall(r"^forecast: (.*)", options.log("auto").read_text("utf-8"), re.MULTILINE)
         return [{**_read_run(run / "train"), "forecast": forecast[-1] if forecast else None}], ""
 
     title = f"run auto for {budget:.0f} s"
@@ -362,7 +357,8 @@ def _output_of(command: Sequence[str]) -> str | None:
 
 def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:
     """Run a part in a new process group, and add its outcome and its rows to the results."""
-    allowed, reason = min(part.limit, deadline - time.monotonic()), ""
+    allowed = min(part.limit, deadline - time.monotonic())
+    reason = ""
     if allowed < part.min_seconds:
         reason = "not run: no time left"
     elif part.needs is not None and not part.needs.exists():
@@ -372,7 +368,9 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
         results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
         return
     print(f"== {part.title} (at most {allowed:.0f} s)", flush=True)
-    log, begin, outcome = results.work / "logs" / f"{part.name}.txt", time.monotonic(), "stopped from outside"
+    log = results.work / "logs" / f"{part.name}.txt"
+    begin = time.monotonic()
+    outcome = "stopped from outside"
     with log.open("wb") as file:
         # No new session, so that killing the session of this script also ends the part.
         process = subprocess.Popen(
@@ -380,9 +378,11 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
         )
     try:
         code = process.wait(allowed)
-        statuses[part.name], outcome = code, f"failed with exit code {code}" if code else "done"
+        statuses[part.name] = code
+        outcome = f"failed with exit code {code}" if code else "done"
     except subprocess.TimeoutExpired:
-        statuses[part.name], outcome = 124, f"stopped at its limit of {allowed:.0f} s"
+        statuses[part.name] = 124
+        outcome = f"stopped at its limit of {allowed:.0f} s"
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
