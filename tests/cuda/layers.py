@@ -28,11 +28,8 @@ LAUNCHES = {
 }  # fmt: skip
 
 
-def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorded: bool = False) -> dict[str, float]:
-    """Return the launches of a layer's forward and backward pass, and the bytes moved outside products and attention.
-
-    In the recorded profile (torch 2.11), hidden states between layers were fp32, and the layer cast its weights.
-    """
+def count(hidden_size: int, tokens: int, length: int, attention: str) -> dict[str, float]:
+    """Return the launches of a layer, forward and backward, and the bytes moved outside products and attention."""
     config = ModelConfig(
         hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -42,15 +39,13 @@ def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorde
     def backend(graph: Any, inputs: Any) -> Any:
         return stages.compile_fx(graph, inputs, inner_compile=lambda *args, **_: _fuse(nodes, *args))
 
-    before = mock.patch.object(bert, "normalized", lambda norm, hidden: norm(hidden))
-    dtype = torch.float32 if is_recorded else torch.bfloat16
-    with _h100(is_recorded), fake_cuda(), before if is_recorded else contextlib.nullcontext():
+    with _h100(), fake_cuda():
         with CUDA:
             layer = bert.Layer(config, attention)
-            hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
+            hidden = torch.empty(tokens, hidden_size, dtype=torch.bfloat16).requires_grad_()
             bounds = torch.zeros(-(-tokens // length) + 1, dtype=torch.int32)
         weights = {
-            name: weight if is_recorded or "norm" in name else weight.detach().to(dtype).requires_grad_()
+            name: weight if "norm" in name else weight.detach().to(torch.bfloat16).requires_grad_()
             for name, weight in layer.named_parameters()
         }
         torch._dynamo.maybe_mark_dynamic(hidden, 0)
@@ -85,7 +80,7 @@ def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _h100(is_recorded: bool) -> Iterator[None]:
+def _h100() -> Iterator[None]:
     """Report an H100 to the compiler, and compile the backward pass together with the forward pass."""
     properties = SimpleNamespace(
         name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, warp_size=32,
@@ -104,6 +99,6 @@ def _h100(is_recorded: bool) -> Iterator[None]:
         for target, answer in answers.items():
             stack.enter_context(mock.patch(target, lambda *_, answer=answer, **__: answer))
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-        ours = {"triton.mix_order_reduction": not is_recorded, "realize_opcount_threshold": OPERATIONS_FUSED}
+        ours = {"triton.mix_order_reduction": True, "realize_opcount_threshold": OPERATIONS_FUSED}
         stack.enter_context(torch._inductor.config.patch(ours))
         yield
