@@ -60,19 +60,6 @@ class Inspection:
         return [name for name, messages in self.failures.items() if messages]
 
     @property
-    def scope(self) -> str:
-        """Text such as 'all 8 shards read'."""
-        total = sum(len(self.folder.shards(split)) for split in self.folder.manifest["splits"])
-        read = sum(map(len, self.reports.values()))
-        return f"all {total} shards read" if read == total else f"{read} of {total} shards read; --stats reads all"
-
-    @property
-    def corpus(self) -> str:
-        """Text such as '10 documents, 200 sentences, 5,000 tokens'."""
-        counts = self.folder.manifest["corpus"]
-        return ", ".join(f"{counts[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
-
-    @property
     def statistics(self) -> list[list[str]]:
         """Table rows: a header, then the title, the value in each split and the configured value of each statistic."""
         config = self.folder.config

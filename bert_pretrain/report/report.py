@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.examples import with_error
-from bert_pretrain.metrics import frequency_loss, number_of, perplexity, value_of
+from bert_pretrain.metrics import Metrics, frequency_loss, number_of, perplexity, value_of
 from bert_pretrain.report import curves
 from bert_pretrain.report.curves import Run
 from bert_pretrain.report.diagnosis import diagnose
@@ -36,11 +36,10 @@ def write_report(folders: list[Path], output: Path) -> tuple[Path, Path]:
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
         use = use_of(run.record, run.lines)
-        summary = {"name": name, "hints": hints, "use": use, "cells": _cells(run, pair_accuracy)}
-        summaries.append({**summary, **_normal_values(run)})
+        summaries.append({"name": name, "hints": hints, "use": use, **_metrics(run), **_normal_values(run)})
     pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
     curves.write_figure(figures[0], output)
-    write_page(page, "report.html", runs=summaries, pictures=pictures)
+    write_page(page, "report.html", runs=summaries, pair_accuracy=pair_accuracy, pictures=pictures)
     return output, page
 
 
@@ -57,30 +56,27 @@ def _normal_values(run: Run) -> dict[str, Any]:
     }
 
 
-def _cells(run: Run, pair_accuracy: str) -> dict[str, str]:
-    """Return the cells of a run in the table of metrics, by column title. `pair_accuracy` is a title."""
+def _metrics(run: Run) -> dict[str, Any]:
+    """Return the last metrics and the median speed of a run, None if there are none."""
     training = [line for line in run.lines if "skipped_steps" in line]
     evaluations = [line for line in run.lines if "validation_mlm_loss" in line]
-    validation = evaluations[-1] if evaluations else {}
-    last = {**validation, **(training[-1] if training else {})}
-    loss = validation.get("validation_mlm_loss")
-    accuracy = validation.get("validation_nsp_accuracy")
+    last: dict[str, Any] = {**evaluations[-1]} if evaluations else {}
+    if training:
+        last |= training[-1]
+    loss = last.get("validation_mlm_loss")
+    accuracy = last.get("validation_nsp_accuracy")
     if accuracy is not None:
-        examples = validation.get("validation_examples")
-        accuracy = with_error(accuracy, examples, validation.get("validation_documents"))
-
-    def median(name: str) -> float | None:
-        values = [line[name] for line in training if line.get(name) is not None]
-        return statistics.median(values) if values else None
-
-    cells = {
-        "step": (last.get("step"), ",.0f"),
-        "examples": (last.get("examples"), ",.0f"),
-        "held-out MLM loss": (loss, ".3f"),
-        "held-out perplexity": (None if loss is None else perplexity(loss), ",.1f"),
-        "held-out MLM accuracy": (validation.get("validation_mlm_accuracy"), ".1%"),
-        f"held-out {pair_accuracy}": (accuracy, ""),
-        "tokens/s": (median("tokens_per_second"), ",.0f"),
-        "MFU": (median("mfu"), ".1%"),
+        accuracy = with_error(accuracy, last.get("validation_examples"), last.get("validation_documents"))
+    names = ("step", "examples", "validation_mlm_loss", "validation_mlm_accuracy")
+    return {
+        **{name: last.get(name) for name in names},
+        "perplexity": None if loss is None else perplexity(loss),
+        "pair_accuracy": accuracy,
+        "tokens_per_second": _median(training, "tokens_per_second"),
+        "mfu": _median(training, "mfu"),
     }
-    return {title: "–" if value is None else format(value, form) for title, (value, form) in cells.items()}
+
+
+def _median(lines: Metrics, name: str) -> float | None:
+    values = [line[name] for line in lines if line.get(name) is not None]
+    return statistics.median(values) if values else None
