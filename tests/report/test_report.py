@@ -192,12 +192,25 @@ EVIL = "<b>|`*_[x](y)\n# &amp;"
 
 
 def test_markdown_values_are_escaped_and_unset_settings_left_out() -> None:
-    settings = {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL}
-    values = {"task": "tag", "kind": "token classification", "base": EVIL, "settings": settings, "warning": ""}
-    values |= {"model_class": "BertForTokenClassification", "rows": {"train": 1000, "validation": 50}}
-    values |= {"splits": ["validation"], "scores": [("f1", "0.9000")], "metric": "f1"}
-    values |= {"best_epoch": 2, "refit_epochs": None}
-    text = render("finetuned_card.md", **values, baselines={"words alone": "0.5000"})
+    metrics = {
+        "task": "tag",
+        "warning": "",
+        "rows": {"train": 1000, "validation": 50},
+        "main_metric": "f1",
+        "best_epoch": 2,
+        "refit_epochs": None,
+        "baselines": {"words alone": 0.5},
+    }
+    text = render(
+        "finetuned_card.md",
+        metrics=metrics,
+        kind="token classification",
+        base=EVIL,
+        settings={"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL},
+        model_class="BertForTokenClassification",
+        splits=["validation"],
+        scores=[("f1", "0.9000")],
+    )
     assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
     assert f"* `text_field`: {escaped(EVIL)}\n" in text
     assert EVIL not in text
