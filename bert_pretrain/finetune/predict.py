@@ -18,7 +18,7 @@ from bert_pretrain.finetune.classify import MultiLabel
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput
 from bert_pretrain.finetune.run import KIND, TASK_CLASSES
-from bert_pretrain.finetune.settings import Settings, flag_of
+from bert_pretrain.finetune.settings import OPTIONS_OF_TASKS, Settings, flag_of
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import MANIFEST, read_record
@@ -119,8 +119,10 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     settings = Settings()
     if manifest.get("kind") == KIND:
         try:
-            saved = {name: value for name, value in manifest["identity"]["settings"].items() if value is not None}
-            settings = TypeAdapter(Settings).validate_python(saved)
+            saved = manifest["identity"]["settings"]
+            # Other versions may know other settings of the training.
+            names = [name for name in ("max_length", *OPTIONS_OF_TASKS[finetuned.task]) if saved.get(name) is not None]
+            settings = TypeAdapter(Settings).validate_python({name: saved[name] for name in names})
         except (KeyError, TypeError, AttributeError, ValidationError) as error:
             wrong = first_problem(error) if isinstance(error, ValidationError) else "they are missing"
             what = f"the manifest has no valid settings of a fine-tuning: {wrong}"

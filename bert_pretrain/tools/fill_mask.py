@@ -34,11 +34,13 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
 
     probabilities = torch.from_numpy(bert.run(sequences_of([input_ids]), head, np.array([len(masks)])))
     # Rows that pad the vocabulary are part of the softmax, but have no token to show.
-    best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
-    return [
-        [(tokenizer.tokens[token], probability) for token, probability in zip(tokens, row, strict=True)]
-        for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    shown = probabilities[:, : tokenizer.vocab_size]
+    answers = []
+    for row in shown:
+        best = row.topk(min(top_k, len(row)))
+        tokens = [tokenizer.tokens[index] for index in best.indices]
+        answers.append(list(zip(tokens, best.values.tolist(), strict=True)))
+    return answers
 
 
 def filled(text: str, answers: Answers) -> str:
@@ -73,10 +75,11 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     if MASK not in text:
         remedy = f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'"
         raise InputError(f"the text has no {MASK}: {text[:60]!r}", where="TEXT", remedy=remedy)
-    ids, unknown_words = [tokenizer.cls_id], UnknownWords(tokenizer)
-    for number, piece in enumerate(text.split(MASK)):
+    ids: list[int] = []
+    unknown_words = UnknownWords(tokenizer)
+    for piece in text.split(MASK):
         piece_ids = tokenizer.encode_text(piece)
         unknown_words.add(piece, piece_ids)
-        ids += [tokenizer.mask_id, *piece_ids] if number > 0 else piece_ids
+        ids += [*piece_ids, tokenizer.mask_id]
     unknown_words.warn(0.0)
-    return np.array([*ids, tokenizer.sep_id])
+    return np.array([tokenizer.cls_id, *ids[:-1], tokenizer.sep_id])  # no [MASK] after the last piece

@@ -310,3 +310,6 @@ def test_folders_without_a_usable_head_are_errors(folder_of, toy_model, tmp_path
     manifest = {"kind": "finetune", "identity": {"settings": {"max_length": "x"}}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     attempt(folder, "max_length")
+    manifest = {"kind": "finetune", "identity": {"settings": {"max_length": 16, "learning_rate": []}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))  # of an earlier version
+    assert run(folder, source, tmp_path / "o.jsonl")
