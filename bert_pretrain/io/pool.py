@@ -4,6 +4,7 @@ Tasks must be idempotent and write separate outputs, so that they can run anywhe
 Only a bounded number of tasks is submitted before the consumer takes their results, which bounds the memory.
 """
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD_PER_WORKER = 2  # submitted before the next result is yielded, so that one slow task does not stop others
-_STALL_SECONDS = 60.0  # without a finished task, until the pool reports a reason
+TASKS_AHEAD_PER_WORKER = 2  # submitted before the next result is yielded, so that one slow task does not stop others
 
 Pool = Union["LocalPool", "Cluster"]
 
@@ -55,50 +55,47 @@ def run_each(
         with LocalPool(workers) as pool:
             yield from run_each(function, tasks, workers=pool, description=description, unit=unit, weights=weights)
         return
-    weights = [1] * len(tasks) if weights is None else weights
+    if weights is None:
+        weights = [1] * len(tasks)
+    if isinstance(workers, LocalPool) and (workers.num_workers == 1 or len(tasks) < 2):
+        results: Iterator[Result] = map(function, tasks)
+    else:
+        results = _results(workers, function, tasks, description)
     with progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B") as bar:
-        if isinstance(workers, LocalPool) and (workers.num_workers == 1 or len(tasks) < 2):
-            for task, weight in zip(tasks, weights, strict=True):
-                result = function(task)
-                bar.update(weight)
-                yield result
-            return
-        try:
-            yield from _run_on(workers, function, tasks, description, lambda index: bar.update(weights[index]))
-        except BaseException as error:
-            # Outputs are atomic, so the remaining tasks can be killed on an error or interruption.
-            workers.stop()
-            if explanation := workers.explain(error, description):
-                raise explanation from error
-            raise
+        for result, weight in zip(results, weights, strict=True):
+            bar.update(weight)
+            yield result
 
 
-def _run_on(
+def _results(
     pool: Pool,
     function: Callable[[Task], Result],
     tasks: Sequence[Task],
     description: str,
-    advance: Callable[[int], object],
 ) -> Iterator[Result]:
+    """Yield the results of a pool in task order. The first error of any task stops all tasks."""
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
-    handles: dict[int, Any] = {}
+    futures: dict[int, Any] = {}
     results: dict[int, Result] = {}
     num_submitted = 0
-    for next_index in range(len(tasks)):
-        window = _TASKS_AHEAD_PER_WORKER * pool.num_workers
-        for index in range(num_submitted, min(next_index + window, len(tasks))):
-            handles[index] = pool.submit(function, tasks[index], description)
-            handles[index].add_done_callback(lambda _, index=index: done.put(index))
-            num_submitted = index + 1
-        while next_index not in results:
-            try:
-                index = done.get(timeout=_STALL_SECONDS)
-            except queue.Empty:
-                pool.report_stall()
-                continue
-            results[index] = handles.pop(index).result()  # the first error of any task stops the run
-            advance(index)
-        yield results.pop(next_index)
+    try:
+        for next_index in range(len(tasks)):
+            end = min(next_index + TASKS_AHEAD_PER_WORKER * pool.num_workers, len(tasks))
+            for index in range(num_submitted, end):
+                future = pool.submit(function, tasks[index], description)
+                future.add_done_callback(lambda _, index=index: done.put(index))
+                futures[index] = future
+                num_submitted += 1
+            while next_index not in results:
+                index = done.get()
+                results[index] = futures.pop(index).result()
+            yield results.pop(next_index)
+    except BaseException as error:
+        # Outputs are atomic, so the remaining tasks can be killed on an error or interruption.
+        pool.stop()
+        if explanation := pool.explain(error, description):
+            raise explanation from error
+        raise
 
 
 def open_pool(
@@ -133,17 +130,8 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
-        # Workers start here and inherit the signal mask: only the parent handles signals of the terminal. `spawn` would
-        # run the script of the caller again in each worker if it found it.
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        main = vars(sys.modules["__main__"])
-        script = {name: main[name] for name in main.keys() & {"__spec__", "__file__"}}
-        main.update(dict.fromkeys(script))
-        try:
+        with _starting_workers():
             return self._executor.submit(function, task)
-        finally:
-            main.update(script)
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
@@ -152,9 +140,6 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         what = "a worker process ended; if it printed no error, it was killed, usually because memory ran out"
         remedy = "run the same command again, with fewer --workers if memory ran out; it continues where it stopped"
         return UserError(what, where=description, remedy=remedy)
-
-    def report_stall(self) -> None:
-        """Print why no task has finished for a while. Does nothing here: the executor raises when a worker dies."""
 
     def stop(self) -> None:
         """Cancel all submitted tasks immediately. The pool cannot be used again."""
@@ -167,6 +152,23 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         results: Any = self._executor._result_queue
         if results is not None:  # it is None after a shutdown
             results._writer.close()
+
+
+@contextlib.contextmanager
+def _starting_workers() -> Iterator[None]:
+    """Let workers that start in this context ignore signals of the terminal, which only the parent handles.
+
+    Hide the script of the caller, which `spawn` would run again in each worker if it found it.
+    """
+    main = vars(sys.modules["__main__"])
+    script = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    main.update(dict.fromkeys(script))
+    try:
+        yield
+    finally:
+        main.update(script)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _start_worker() -> None:
