@@ -5,15 +5,28 @@ import contextlib
 import gzip
 import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import is_url
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_BLOCK_BYTES = 1 << 16
-_MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB, but the header of a file can ask for gigabytes
+
+def _open_zstd(raw: BinaryIO) -> Any:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), 1 << 16)
+
+
+_DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _open_zstd,
+}
+COMPRESSIONS = tuple(_DECOMPRESSORS)
+# The names that file systems use for a string that changes with the content, the most reliable first.
+_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
 
 
 def open_input(location: str) -> BinaryIO:
@@ -36,6 +49,14 @@ def open_raw(location: str) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), 1 << 20))
 
 
+def decompress(raw: BinaryIO, location: str) -> BinaryIO:
+    """Return the decompressed stream of an open file, according to the file extension of its location."""
+    for ending, decompressor in _DECOMPRESSORS.items():
+        if location.endswith(ending):
+            return cast(BinaryIO, decompressor(raw))
+    return raw
+
+
 @contextlib.contextmanager
 def _url_errors(url: str) -> Iterator[None]:
     try:
@@ -54,7 +75,9 @@ def matching_urls(url: str) -> list[str]:
 
     with _url_errors(url):
         filesystem, path = fsspec.core.url_to_fs(url)
-        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
+        paths = [path]
+        if any(character in url for character in "*?["):
+            paths = sorted(filesystem.glob(path))
     if not paths:
         raise InputError("no file matches the URL", where=url, remedy="check the pattern")
     return [filesystem.unstrip_protocol(entry) for entry in paths]
@@ -67,9 +90,8 @@ def size_and_version(url: str) -> tuple[int | None, str]:
     with _url_errors(url):
         filesystem, path = fsspec.core.url_to_fs(url)
         info = filesystem.info(path)
-    # The names that file systems use for such a string, the most reliable first.
-    names = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
-    return info.get("size"), next((f"{name}:{info[name]}" for name in names if info.get(name)), "")
+    versions = (f"{name}:{info[name]}" for name in _VERSIONS if info.get(name))
+    return info.get("size"), next(versions, "")
 
 
 class _RemoteStream(io.RawIOBase):
@@ -106,67 +128,4 @@ class _RemoteStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
-        super().close()
-
-
-def decompress(raw: BinaryIO, location: str) -> BinaryIO:
-    """Return the decompressed stream of an open file, according to the file extension of its location."""
-    if location.endswith(".gz"):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    if location.endswith(".bz2"):
-        return cast(BinaryIO, bz2.BZ2File(raw))
-    if location.endswith(".xz"):
-        return stream_of(raw, _unpack_xz(raw, location))
-    if location.endswith(".zst"):
-        import pyarrow as pa
-
-        return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), _BLOCK_BYTES))
-    return raw
-
-
-def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
-    """Yield the content in blocks. `lzma.LZMAFile` has no memory limit and stops at zeros between two streams."""
-    packed = raw.read(_BLOCK_BYTES)
-    while packed:
-        decompressor = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES)
-        while not decompressor.eof:
-            if decompressor.needs_input and not (packed := packed or raw.read(_BLOCK_BYTES)):
-                raise EOFError("the compressed file ends too early")
-            try:
-                yield decompressor.decompress(packed, _BLOCK_BYTES)
-            except lzma.LZMAError as error:
-                if "Memory usage limit" not in str(error):
-                    raise
-                what = f"decompression needs more than {_MAX_XZ_MEMORY_BYTES >> 20} MiB of memory"
-                remedy = "compress it again with a smaller dictionary, for example with xz -9"
-                raise InputError(what, where=location, remedy=remedy) from error
-            packed = b""
-        packed = decompressor.unused_data.lstrip(b"\0")  # another stream may follow, after zero padding
-        while not packed and (block := raw.read(_BLOCK_BYTES)):
-            packed = block.lstrip(b"\0")
-
-
-def stream_of(file: BinaryIO, blocks: Iterator[bytes]) -> BinaryIO:
-    """Return a stream over blocks of bytes that are read from `file`. Closing the stream closes the file."""
-    return cast(BinaryIO, io.BufferedReader(_BlockStream(file, blocks), _BLOCK_BYTES))
-
-
-class _BlockStream(io.RawIOBase):
-    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
-        self._file, self._blocks = file, blocks
-        self._ready = io.BytesIO()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not (num_bytes := self._ready.readinto(buffer)):
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._ready = io.BytesIO(block)
-        return num_bytes
-
-    def close(self) -> None:
-        self._file.close()
         super().close()

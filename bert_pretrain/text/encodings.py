@@ -5,11 +5,10 @@ an error that names the likely encoding.
 """
 
 import codecs
-from functools import partial
-from typing import BinaryIO, cast
+import io
+from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.inputs import stream_of
 
 AUTO, UTF8 = "auto", "utf-8"
 # The error handler _MARKING decodes an invalid byte sequence to the lone surrogate _INVALID. `surrogateescape` encodes
@@ -119,8 +118,25 @@ def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
     """Convert a file to UTF-8. An invalid byte sequence becomes the byte 0xFF, which is invalid in UTF-8."""
     if encoding == UTF8:
         return file
-    texts = codecs.iterdecode(iter(partial(file.read, 1 << 15), b""), encoding, _MARKING)
-    return stream_of(file, (text.encode("utf-8", "surrogateescape") for text in texts))
+    return cast(BinaryIO, io.BufferedReader(_Recoded(file, encoding), 1 << 16))
+
+
+class _Recoded(io.RawIOBase):
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._text = io.TextIOWrapper(file, encoding, _MARKING, newline="\n")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        text = self._text.read(len(buffer) // 4)  # a character has at most four bytes
+        content = text.encode("utf-8", "surrogateescape")
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
 
 
 def decode(sample: bytes, encoding: str) -> str:
