@@ -12,6 +12,12 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import is_url
 
 
+def _open_xz(raw: BinaryIO) -> Any:
+    file: Any = lzma.LZMAFile(raw)  # noqa: SIM115
+    file._buffer.raw._trailing_error = ()  # otherwise damaged data after the first of several streams is ignored
+    return file
+
+
 def _open_zstd(raw: BinaryIO) -> Any:
     import pyarrow as pa
 
@@ -21,7 +27,7 @@ def _open_zstd(raw: BinaryIO) -> Any:
 _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
     ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
+    ".xz": _open_xz,
     ".zst": _open_zstd,
 }
 COMPRESSIONS = tuple(_DECOMPRESSORS)

@@ -161,7 +161,7 @@ def _starting_workers() -> Iterator[None]:
     Hide the script of the caller, which `spawn` would run again in each worker if it found it.
     """
     main = vars(sys.modules["__main__"])
-    script = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+    script = {name: main[name] for name in main.keys() & {"__spec__", "__file__"}}
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     main.update(dict.fromkeys(script))
     try:

@@ -6,14 +6,13 @@ detected in the first bytes of its text.
 
 import contextlib
 import glob
-import itertools
 import lzma
 import math
 import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +29,14 @@ from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.layout import CLEARLY_LINES, CLEARLY_PARAGRAPHS, delimiter_of, evidence_of_lines
 
 FORMATS = {
-    ".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv",
+    ".txt": "txt",
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
-}  # fmt: skip
+}
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 _WHOLE_JSON = re.compile(r"\s*(\[|\{([^\n]*[\[{,])?\s*\n)")  # not one value per line
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
@@ -43,6 +47,8 @@ MIN_PART_BYTES = 1 << 16  # of the parts of a file for `data.fraction`
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # raised for damaged files
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000  # each takes half a kilobyte of the manifest
+_SAMPLE_BYTES = 1 << 18
+_RUN_FILES = {"plan.yaml", "forecast.json", "machine.json", "time.json"}  # that `run` writes next to its outputs
 T = TypeVar("T")
 
 
@@ -93,13 +99,22 @@ class Source:
     def copied_to(self, path: Path, format_: str) -> "Source":
         """A local copy of the source in UTF-8, which is read completely."""
         copy = replace(self, location=str(path), format=format_, encoding=UTF8, fraction=1.0, split="")
-        size, version = _size_and_version(copy)
-        return replace(copy, size=size, version=version)
+        return copy.measured()
+
+    def measured(self) -> "Source":
+        """The source with its present size and version."""
+        if self.format == "dataset":
+            return replace(self, version=hub_datasets.version_of(self.location))
+        if is_url(self.location):
+            size, version = size_and_version(self.location)
+            return replace(self, size=size, version=version)
+        status = os.stat(self.location)
+        return replace(self, size=status.st_size, version=f"mtime:{status.st_mtime_ns}")
 
     def check_unchanged(self) -> None:
         """Raise an InputError if the size or version has changed since the source was resolved."""
         with contextlib.suppress(OSError):
-            if _size_and_version(self) == (self.size, self.version):
+            if self.measured() == self:
                 return
         remedy = "run the command again once the input no longer changes"
         raise InputError("the input changed while it was read", where=self.location, remedy=remedy)
@@ -150,23 +165,23 @@ def resolve(
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
-    sources: list[Source] = []
+    training: list[Source] = []
     held_out: list[Source] = []
     for item in inputs:
-        item_sources = _find(item, config)
-        if item_sources[0].split and not every_split:
-            item_sources = _for_training(item, item_sources, holds_out=not config.validation)
-        item_sources = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in item_sources]
-        sources += (source for source in item_sources if not source.is_validation)
-        held_out += (source for source in item_sources if source.is_validation)
+        found = _find(item, config)
+        if found[0].split and not every_split:
+            found = _for_training(item, found, holds_out=not config.validation)
+        for source in found:
+            group = held_out if source.is_validation else training
+            group.append(replace(source, weight=config.input_weights.get(item, 1.0)))
     if config.fraction < 1.0:
-        sources = _some_of(sources, config.fraction)
+        training = _some_of(training, config.fraction)
     for item in config.validation:
-        item_sources = _find(item, config)
+        found = _find(item, config)
         # Of a dataset, only the validation split is held out; without one, all its splits are.
-        item_sources = [each for each in item_sources if each.split in hub_datasets.VALIDATION] or item_sources
-        held_out += (replace(source, is_validation=True) for source in item_sources)
-    sources += held_out
+        found = [source for source in found if source.split in hub_datasets.VALIDATION] or found
+        held_out += (replace(source, is_validation=True) for source in found)
+    sources = training + held_out
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
         print(f"changes of {', '.join(unversioned[:3])} cannot be detected: no version is known")
@@ -185,19 +200,18 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         remedy = "join small files, for example as JSON lines with a field text"
         what = f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}"
         raise InputError(what, where=sources[0].location, remedy=remedy)
-    names = [_full_name(source) for source in sources]
-    name, times = Counter(names).most_common(1)[0]
+    name, times = Counter(map(_full_name, sources)).most_common(1)[0]
     if times > 1:
         raise InputError("an input is given twice", where=name, remedy="name it once")
     boundaries = config.document_boundary if isinstance(config.document_boundary, dict) else {}
     known = {*inputs, *config.validation, *(source.location for source in sources)}
     # Files below an input that are empty, or left out by `data.fraction`, are not in `sources`.
     known |= {key for key in boundaries if os.path.isfile(key) and any(map(Path(key).is_relative_to, inputs))}
-    for key, unknown in (
-        ("input_weights", set(config.input_weights) - set(inputs)),
-        ("document_boundary", set(boundaries) - known),
+    for key, names, allowed in (
+        ("input_weights", config.input_weights, inputs),
+        ("document_boundary", boundaries, known),
     ):
-        if unknown:
+        if unknown := set(names).difference(allowed):
             remedy = f"write it exactly as the input: {', '.join(inputs)}"
             raise ConfigError(f"'{min(unknown)}' is not an input", where=f"data.{key}", remedy=remedy)
 
@@ -209,11 +223,14 @@ def _full_name(source: Source) -> str:
     return os.path.realpath(source.location) if source.is_local else source.location
 
 
-def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[Source]:
+def _for_training(item: str, sources: Sequence[Source], *, holds_out: bool) -> list[Source]:
     """Return the training split of a dataset and, with `holds_out`, the validation split."""
     splits = {source.split: source for source in sources}
     held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
-    return [splits[hub_datasets.TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
+    found = [splits[hub_datasets.TRAIN]]
+    if held_out is not None:
+        found.append(replace(splits[held_out], is_validation=True))
+    return found
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
@@ -228,101 +245,96 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
-    if not is_url(item) and not item.startswith(hub_datasets.DATASET):
-        item = os.path.expanduser(item)
-    if is_url(item):
-        locations = matching_urls(item)
-    elif hub_datasets.is_dataset(item):
-        splits = hub_datasets.split_names(item) or [""]
-        locations = [f"{item}@{split}" if split else item for split in splits]
-        return [_source(name, default, "dataset", split) for name, split in zip(locations, splits, strict=True)]
-    elif os.path.isdir(item):
-        locations = _files_below(Path(item))
-    elif os.path.isfile(item) and item != "/dev/stdin":
-        locations = [item]
-    elif os.path.exists(item) or item == "-":
-        remedy = "write the text to a file, such as text.txt, and name the file"
-        raise InputError("a pipe or device cannot be read several times, as inputs are", where=item, remedy=remedy)
-    else:
-        locations = []
-        for match in sorted(glob.glob(str(Path(item)), recursive=True)):
-            if os.path.isfile(match):
-                locations.append(str(Path(match)))
-            elif not os.path.exists(match):
-                raise InputError("the link leads to nothing", where=match, remedy="repair the link, or remove it")
-            elif "**" not in item and not is_output(Path(match)):  # `**` finds the files of folders itself
-                locations += _files_below(Path(match), may_be_empty=True)
-        if not locations:
-            raise InputError("there is no such file or folder", where=item, remedy="check the path")
-    sources = [_source(location, boundaries.get(location, default)) for location in locations]
+    if hub_datasets.is_dataset(item):
+        splits = hub_datasets.split_names(item)
+        sources = [Source(f"{item}@{split}", "dataset", boundary=default, split=split) for split in splits]
+        return [source.measured() for source in sources or [Source(item, "dataset", boundary=default)]]
+    locations = matching_urls(item) if is_url(item) else _local_files(os.path.expanduser(item))
+    sources = []
+    for location in locations:
+        if (format_ := _format_of(location)) is None:
+            what = f"the ending of '{location.rsplit('/', 1)[-1]}' is unknown"
+            remedy = (
+                "unpack it if it is an archive; otherwise rename it to its format, such as NAME.txt or NAME.txt.gz; "
+            )
+            raise InputError(what, where=location, remedy=f"{remedy}supported: {SUPPORTED}")
+        sources.append(Source(location, format_, boundary=boundaries.get(location, default)).measured())
     empty = [source.location for source in sources if source.size == 0]
     if len(empty) == len(sources):
         raise InputError("the file is empty", where=empty[0], remedy="leave it out, or write it again")
-    if empty:
-        print(f"skipped: {len(empty)} empty files (first: {empty[0]})")
+    _print_skipped("empty files", empty)
     return [source for source in sources if source.size != 0]
 
 
-def _source(location: str, boundary: str, format_: str | None = None, split: str = "") -> Source:
-    format_ = format_ or _format_of(location)
-    if format_ is None:
-        name = location.rsplit("/", 1)[-1]
-        remedy = "unpack it if it is an archive; otherwise rename it to its format, such as NAME.txt or NAME.txt.gz; "
-        remedy += f"supported: {SUPPORTED}"
-        raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
-    source = Source(location, format_, boundary=boundary, split=split)
-    size, version = _size_and_version(source)
-    return replace(source, size=size, version=version)
+def _local_files(item: str) -> list[str]:
+    """Return the files of a path or glob, in a fixed order."""
+    if os.path.isdir(item):
+        return _files_below(Path(item))
+    if os.path.isfile(item) and item != "/dev/stdin":
+        return [item]
+    if os.path.exists(item) or item == "-":
+        remedy = "write the text to a file, such as text.txt, and name the file"
+        raise InputError("a pipe or device cannot be read several times, as inputs are", where=item, remedy=remedy)
+    locations: list[str] = []
+    for match in map(Path, sorted(glob.glob(str(Path(item)), recursive=True))):
+        if match.is_file():
+            locations.append(str(match))
+        elif not match.exists():
+            raise InputError("the link leads to nothing", where=str(match), remedy="repair the link, or remove it")
+        elif "**" not in item and not is_output(match):  # `**` finds the files of folders itself
+            locations += _files_below(match, may_be_empty=True)
+    if not locations:
+        raise InputError("there is no such file or folder", where=item, remedy="check the path")
+    return locations
 
 
-def _size_and_version(source: Source) -> tuple[int | None, str]:
-    if source.format == "dataset":
-        return None, hub_datasets.version_of(source.location)
-    if is_url(source.location):
-        return size_and_version(source.location)
-    status = os.stat(source.location)
-    return status.st_size, f"mtime:{status.st_mtime_ns}"
+def _print_skipped(what: str, paths: Sequence[str]) -> None:
+    if paths:
+        print(f"not read: {len(paths)} {what} (first: {min(paths)})")
 
 
 def _files_below(path: Path, *, may_be_empty: bool = False) -> list[str]:
-    """Return the readable files of a folder and its subfolders, in a fixed order."""
+    """Return the readable files of a folder and its subfolders, in a fixed order.
+
+    Hidden files and folders, such as the token store, are skipped. Output folders are too: they have files such as
+    vocab.txt.
+    """
     files: list[str] = []
     outputs: list[str] = []
-    unread: list[str] = []
     errors: list[OSError] = []
     datasets: list[str] = []
+    unread: list[str] = []
     for folder, subfolders, names in os.walk(path, onerror=errors.append):
         if hub_datasets.is_dataset(folder):
             datasets.append(folder)
             subfolders.clear()
             continue
-        unread += [link for name in subfolders if os.path.islink(link := os.path.join(folder, name))]
-        unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
-        # Skip hidden folders (such as the token store), output folders (with files such as vocab.txt), files of `run`.
+        unread += (link for name in subfolders if os.path.islink(link := os.path.join(folder, name)))
         visible = [name for name in subfolders if not name.startswith(".")]
-        subfolders[:] = [name for name in visible if not is_output(Path(folder, name))]
-        skipped = [name for name in visible if name not in subfolders]
-        if skipped or {"plan.yaml", "forecast.json"} <= set(names):
-            skipped += [name for name in names if name in ("time.json", "forecast.json", "machine.json")]
-        outputs += [os.path.join(folder, name) for name in skipped]
-        texts = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
-        paths = [os.path.join(folder, name) for name in texts]
-        unread += [path for path in paths if os.path.islink(path) and not os.path.exists(path)]
-        files += filter(os.path.isfile, paths)
-    if outputs:
-        print(f"skipped outputs of bert-pretrain: {', '.join(sorted(outputs))}")
-    if unread := [str(error.filename) for error in errors] + unread:
-        reasons = "links to folders or to nothing, endings in capitals or no permission"
-        print(f"not read ({reasons}): {len(unread)} files or folders (first: {unread[0]})")
-    if datasets:
-        print(f"not read: {len(datasets)} saved datasets (first: {datasets[0]}); name each as dataset:FOLDER")
+        found_outputs = {name for name in visible if is_output(Path(folder, name))}
+        subfolders[:] = [name for name in visible if name not in found_outputs]
+        if found_outputs or "plan.yaml" in names:
+            found_outputs |= _RUN_FILES.intersection(names)
+        outputs += (os.path.join(folder, name) for name in found_outputs)
+        for name in names:
+            file = os.path.join(folder, name)
+            if name.startswith(".") or name in found_outputs or not _format_of(name.lower()):
+                continue
+            if not _format_of(name) or not os.path.exists(file):
+                unread.append(file)
+            elif os.path.isfile(file):
+                files.append(file)
+    unread += (str(error.filename) for error in errors)
+    _print_skipped("outputs of bert-pretrain", outputs)
+    _print_skipped("links to folders or to nothing, endings in capitals or without permission", unread)
+    _print_skipped("saved datasets, each of which can be named as dataset:FOLDER", datasets)
     if not files and not may_be_empty:
         raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     files.sort(key=lambda file: file.split(os.sep))
-    by_target = {os.path.realpath(file): file for file in reversed(files)}
-    if len(by_target) < len(files):
-        print(f"skipped links to other files of the folder: {len(files) - len(by_target)}")
-    return list(reversed(by_target.values()))
+    by_target: dict[str, str] = {}
+    links = [file for file in files if by_target.setdefault(os.path.realpath(file), file) != file]
+    _print_skipped("links to other files of the folder", links)
+    return list(by_target.values())
 
 
 def _format_of(name: str) -> str | None:
@@ -336,10 +348,11 @@ def is_compressed(location: str) -> bool:
 
 def _some_of(sources: list[Source], fraction: float) -> list[Source]:
     """Return sources that together read a fraction of the text: a part of each source, or some of many sources."""
-    if len(sources) <= MAX_SAMPLED_SOURCES:
-        return [replace(source, fraction=fraction) for source in sources]
-    n = math.ceil(fraction * len(sources))
-    return [replace(source, fraction=fraction * len(sources) / n) for source in evenly_spaced(sources, n)]
+    if len(sources) > MAX_SAMPLED_SOURCES:
+        wanted = fraction * len(sources)
+        sources = evenly_spaced(sources, math.ceil(wanted))
+        fraction = wanted / len(sources)
+    return [replace(source, fraction=fraction) for source in sources]
 
 
 def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
@@ -355,38 +368,22 @@ def examined(
 
     All text files have the same layout, except those that clearly have the other one.
     """
-    examine = partial(_detected, config=config)
     tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
-    sizes = list(map(len, tasks))
-    on_all_cores = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
-    parts = on_all_cores if len(tasks) > 1 else map(examine, tasks)
-    detected = list(itertools.chain.from_iterable(parts))
+    detect = partial(_detected, config=config)
+    results: Iterable[list[Source]] = map(detect, tasks)
+    if len(tasks) > 1:
+        results = run_each(detect, tasks, workers=workers, description="inputs", unit="thousand")
+    detected = [source for result in results for source in result]
     evidence = sum(source.evidence for source in detected)
     return [_with_layout(source, evidence, config, whole_words) for source in detected]
 
 
 def _detected(sources: Sequence[Source], config: DataConfig) -> list[Source]:
     """Return sources with their encoding, JSON format and delimiter, and the evidence for their layout."""
-    return [_detected_alone(source, config) for source in sources]
-
-
-def _with_layout(source: Source, evidence: float, config: DataConfig, whole_words: bool) -> Source:
-    """Return a source with its layout, which is that of all sources with their `evidence` if its own is not clear."""
-    is_clear = not CLEARLY_PARAGRAPHS <= source.evidence <= CLEARLY_LINES
-    is_text = source.format == "txt"
-    is_split = whole_words or (is_text and (source.evidence if is_clear else evidence) >= 0)
-    boundary = source.boundary if is_text else "record"
-    if boundary == "auto":
-        boundary = "blank_line" if is_split else "file"
-    splitter = str(config.sentence_splitter)
-    if splitter == "auto":
-        splitter = "lines" if is_split else "sentencex"
-    return replace(source, boundary=boundary, splitter=splitter)
+    return [_detected_alone(source, config) if source.format in TEXT_FORMATS else source for source in sources]
 
 
 def _detected_alone(source: Source, config: DataConfig) -> Source:
-    if source.format not in TEXT_FORMATS:
-        return source
     sample = _sample(source)
     source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
     text = decode(sample, source.encoding)
@@ -401,6 +398,21 @@ def _detected_alone(source: Source, config: DataConfig) -> Source:
         if "auto" in (source.boundary, config.sentence_splitter):
             return replace(source, evidence=evidence_of_lines(text, config.language))
     return source
+
+
+def _with_layout(source: Source, evidence: float, config: DataConfig, whole_words: bool) -> Source:
+    """Return a source with its layout, which is that of all sources with their `evidence` if its own is not clear."""
+    if not CLEARLY_PARAGRAPHS <= source.evidence <= CLEARLY_LINES:
+        evidence = source.evidence
+    is_text = source.format == "txt"
+    is_split = whole_words or (is_text and evidence >= 0)
+    boundary = source.boundary if is_text else "record"
+    if boundary == "auto":
+        boundary = "blank_line" if is_split else "file"
+    splitter = str(config.sentence_splitter)
+    if splitter == "auto":
+        splitter = "lines" if is_split else "sentencex"
+    return replace(source, boundary=boundary, splitter=splitter)
 
 
 def few_documents(num_documents: int) -> str:
@@ -426,7 +438,7 @@ def sample_text(source: Source) -> str:
 def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            return file.read(1 << 18)
+            return file.read(_SAMPLE_BYTES)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 

@@ -91,7 +91,7 @@ def test_saved_dataset_inside_a_folder_is_named_and_not_read(tmp_path: Path, cap
     save(tmp_path / "corpus" / "saved", "train")
     write(tmp_path / "corpus" / "a.jsonl", as_jsonl(["alone"]))
     assert read_all(tmp_path / "corpus")[0] == ["alone"]
-    assert f"not read: 1 saved datasets (first: {tmp_path}/corpus/saved)" in capsys.readouterr().out
+    assert f"dataset:FOLDER (first: {tmp_path}/corpus/saved)" in capsys.readouterr().out
 
 
 def test_unreadable_row_of_a_dataset_is_an_error(tmp_path: Path) -> None:
