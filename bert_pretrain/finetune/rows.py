@@ -5,7 +5,7 @@ flaws, so unusable rows are skipped and counted by reason.
 """
 
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +19,9 @@ from bert_pretrain.io.inputs import COMPRESSIONS
 from bert_pretrain.text import parquet
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
-from bert_pretrain.text.readers import (
-    SURPLUS,
-    Record,
-    check_texts,
-    dataset_records,
-    named_records,
-    read_records,
-    repair_surrogates,
-)
+from bert_pretrain.text.readers import SURPLUS, Record, check_texts, dataset_records, named_records, read_records
 from bert_pretrain.text.sources import Source, examined, sample_text
-from bert_pretrain.text.text_files import ByteRange, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, count_reason, describe_reasons, read_lines, text_blocks
 
 INPUT = "INPUT"  # the argument of `predict`, which is not an option
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl"}
@@ -75,7 +67,7 @@ class LabelledInput:
     columns: Sequence[str] = ()  # column names of CSV or TSV without a header; more fields are ignored
     encoding: str = "utf-8"
     skip_unusable: bool = True
-    notes: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # positions by reason
+    notes: Counter[str] = field(default_factory=Counter)  # see `count_reason`
     errors: list[UnusableRow] = field(default_factory=list)  # of the skipped rows
 
     def __post_init__(self) -> None:
@@ -105,8 +97,8 @@ class LabelledInput:
         return self.kind in ("csv", "tsv")
 
     def note(self, what: str, where: str) -> None:
-        """Record the position of a repaired or skipped row under the reason `what`."""
-        self.notes[what].append(where.removeprefix(f"{self.location}: "))
+        """Count a repaired or skipped row under the reason `what`."""
+        count_reason(self.notes, what, where.removeprefix(f"{self.location}: "))
 
     def normalized(self, label: str, where: str) -> str:
         """Return a label in NFC and without blanks at its ends, because labels that look equal are equal."""
@@ -121,7 +113,7 @@ class LabelledInput:
             remedy = f"{error.remedy}; or skip all unusable rows with --skip-empty"
             raise InputError(error.what, where=error.where, remedy=remedy) from error
         self.errors.append(error)
-        self.note(f"skipped because {error.what}", error.where)
+        self.note(f"rows skipped because {error.what}", error.where)
 
     def report(self, num_usable: int) -> None:
         """Print the notes. Raise InputError if no row is usable or, in `finetune`, if more than half are unusable."""
@@ -131,8 +123,7 @@ class LabelledInput:
             what = f"{first.what}; {num_errors:,} of {num_errors + num_usable:,} rows cannot be used"
             raise InputError(what, where=first.where, remedy=first.remedy)
         if self.notes:
-            notes = [f"{what}: {len(places):,} (first: {places[0]})" for what, places in self.notes.items()]
-            print(f"{self.name}: {'; '.join(notes)}")
+            print(f"{self.name}: {'; '.join(describe_reasons(self.notes))}")
         if not num_usable:
             raise InputError("the input has no rows", where=self.name, remedy="provide a table with rows")
 
@@ -169,7 +160,6 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
                 what = f"the row has {num_fields + len(surplus)} fields but the header has {len(record)}"
                 source.skip_row(row.unusable(what, "write one value per column, or remove the row"))
                 continue
-        row.values = repair_surrogates(record)
         rows.append(row)
     check_texts(counts, len(rows))
     return rows

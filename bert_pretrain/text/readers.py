@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
@@ -20,17 +20,16 @@ from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet, text_files
 from bert_pretrain.text.hub_datasets import cached_dataset, open_dataset, rows_of, rows_or_files
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
-from bert_pretrain.text.text_files import FIRST, ByteRange, Position
+from bert_pretrain.text.text_files import FIRST, ByteRange, Position, count_reason
 
 Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`
-# In TSV, as registered at IANA and used by GLUE, a quote is an ordinary character.
-_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 MAX_WITHOUT_FIELD = 1000  # if the first 1000 records have no text field, its name is probably wrong
 NON_STRING = "records_whose_text_is_not_a_string"
+MAX_NON_STRING = 0.01  # maximum share of the records whose text is a number, list or object
 MAX_INVALID_CHARACTERS = 0.01  # per word or token
 _ROW_LIKE = "CSV fields with lines that look like rows"
-MAX_NON_STRING = 0.01  # maximum share of the records whose text is a number, list or object
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_records(
@@ -73,50 +72,40 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         for line, _ in text_files.read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
             yield line.removesuffix("\r")
         return
-    fields, has_text = names_of(config.text_field), part.start > 0
-    num_without = 0  # number of records before the first one with a text field
-    first_names, first_position = [""], ""  # of the first record, for the message
-    no_string = ""  # the reason of the count, with the first position
-    for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
+    fields = names_of(config.text_field)
+    records = read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit)
+    for record, position in records if part.start else _with_field(records, fields):
         values = [record[field] for field in fields if field in record]
-        texts = [_text_of(value, counts) for value in values if isinstance(value, str | None)]
-        if config.strict and (len(texts) < len(values) or all(value is None for value in values)):
-            raise _no_text(values, position)
-        if len(texts) < len(values) or not record:
-            no_string = no_string or f"{NON_STRING}{FIRST}{position.in_range})"
-            counts[no_string] += 1
+        texts = [value or "" for value in values if isinstance(value, str | None)]
+        others = [type(value).__name__ for value in values if not isinstance(value, str | None)]
+        if config.strict and (others or all(value is None for value in values)):
+            what = f"the text is {others[0]}, not a string" if others else "the record has no text"
+            remedy = "fix or remove it, or choose another data.text_field; without --strict it is skipped and counted"
+            raise InputError(what, where=str(position), remedy=remedy)
+        if others or not record:
+            count_reason(counts, NON_STRING, position.in_range)
         elif not texts:
             counts["records_without_text_field"] += 1
-        if has_text or texts:
-            yield from [None] * num_without
-            has_text, num_without = True, 0
-            yield "\n\n".join(filter(None, texts)) if texts else None
-            continue
-        if not num_without:
-            first_position = str(position)
-            first_names = [f"{name} ({type(value).__name__})" for name, value in record.items()]
-        num_without += 1
-        if num_without == MAX_WITHOUT_FIELD:
+        yield "\n\n".join(filter(None, texts)) if texts else None
+
+
+def _with_field(records: Iterator[Record], fields: Sequence[str]) -> Iterator[Record]:
+    """Yield records. Raise InputError if none of the first records has a string or null in one of the fields."""
+    first: list[Record] = []
+    for record, position in records:
+        first.append((record, position))
+        if any(field in record and isinstance(record[field], str | None) for field in fields):
+            yield from first
+            yield from records
+            return
+        if len(first) == MAX_WITHOUT_FIELD:
             break
-    if num_without:
+    if first:
+        record, position = first[0]
+        found = [f"{name} ({type(value).__name__})" for name, value in record.items()]
         names = " or ".join(f"'{field}'" for field in fields)
-        what = f"none of the first {num_without:,} records has a string in a field {names}"
-        raise text_files.no_field(what, first_names, first_position)
-
-
-def _text_of(value: str | None, counts: Counter[str]) -> str:
-    """Return the text of a field, "" for null. Replace lone surrogates, and count the text if it has any."""
-    text: str = repair_surrogates(value or "")
-    if text is not value and value:
-        counts["documents_with_lone_surrogates"] += 1
-    return text
-
-
-def _no_text(values: Sequence[Any], position: Position) -> InputError:
-    kinds = [type(value).__name__ for value in values if not isinstance(value, str | None)]
-    what = f"the text is {kinds[0]}, not a string" if kinds else "the record has no text"
-    remedy = "fix or remove it, or choose another data.text_field; without --strict it is skipped and counted"
-    return InputError(what, where=str(position), remedy=remedy)
+        what = f"none of the first {len(first):,} records has a string in a field {names}"
+        raise text_files.no_field(what, found or [""], str(position))
 
 
 def check_decoded(counts: Mapping[str, int], words: int, inputs: Sequence[str]) -> None:
@@ -143,18 +132,16 @@ def check_texts(counts: Mapping[str, int], documents: int) -> None:
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Replace the lone surrogates in a JSON value by question marks. JSON allows lone surrogates, UTF-8 does not."""
-    if isinstance(value, str):
-        try:
-            value.isascii() or value.encode()
-            return value
-        except UnicodeEncodeError:
-            return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [repair_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {repair_surrogates(key): repair_surrogates(item) for key, item in value.items()}
-    return value
+    """Return a JSON value with question marks for lone surrogates, which JSON allows and UTF-8 does not.
+
+    Without lone surrogates, return `value` itself.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+        return value
+    except UnicodeEncodeError:
+        return json.loads(text.encode("utf-8", "replace"))
 
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
@@ -167,6 +154,10 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
             counts["blank_lines"] += 1
             continue
         value = parse_json(text, position)
+        if _ESCAPED_SURROGATE.search(text):
+            repaired = repair_surrogates(value)
+            counts["documents_with_lone_surrogates"] += repaired is not value
+            value = repaired
         del text  # frees memory: a record can have hundreds of megabytes
         if strict and not isinstance(value, dict):
             what = f"the record is not an object but {type(value).__name__}"
@@ -209,7 +200,8 @@ def json_values(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Itera
             begin, (marks, is_element) = end, after_element
             position = position._replace(in_part=position.in_part + is_element)
         rest = text[begin:]
-        text_files.check_record_size(len(rest.encode()), max_bytes, position)
+        if len(rest.encode()) > max_bytes:
+            raise text_files.record_too_large(max_bytes, position)
     if after_element[0] and (marks or is_element):
         raise _not_json("the array has no end", position)
 
@@ -236,46 +228,50 @@ def _read_csv(
     any_width: bool,
 ) -> Iterator[Record]:
     """Yield the rows of CSV or TSV. The missing fields of a short row are None."""
-    position, num_bytes, is_tsv = Position(part, "line", 1), 0, part.source.format == "tsv"
-
-    def lines() -> Iterator[str]:
-        nonlocal num_bytes
-        for line, _ in text_files.read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
-            num_bytes += len(line) if line.isascii() else len(line.encode())
-            text_files.check_record_size(num_bytes, max_bytes, position)
-            if is_tsv:
-                yield line.rstrip("\r").replace("\r", " ")
-            else:
-                yield from io.StringIO(f"{line}\n", newline="")  # "" also splits at a lone \r
-
-    # Unless the dialect is strict, an unclosed quote joins all following lines.
-    dialect = _TSV if is_tsv else {"strict": True, "delimiter": part.source.delimiter}
-    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # a global limit; `lines` limits each record
-    reader = csv.reader(lines(), **dialect)
+    lines = text_files.read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
+    if part.source.format == "tsv":  # as registered at IANA and used by GLUE: a quote is an ordinary character
+        texts = (line.rstrip("\r").replace("\r", " ") for line, _ in lines)
+        reader = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        texts = (text for line, _ in lines for text in io.StringIO(f"{line}\n", newline=""))  # also ends lines at \r
+        # Unless the dialect is strict, an unclosed quote joins all following lines.
+        reader = csv.reader(texts, delimiter=part.source.delimiter, strict=True)
+    csv.field_size_limit(max_bytes)
+    position = Position(part, "line", 1)
     try:
         names = list(header) or next(filter(None, reader), [])
         text_files.present_columns(part, columns, names)
-        if twice := [name for name in names if name and names.count(name) > 1 and (not columns or name in columns)]:
-            what, remedy = f"there are two columns '{twice[0]}'", "rename one of them"
-            raise InputError(what, where=str(position), remedy=remedy)
-        position, num_bytes = Position(part, "line", reader.line_num + 1), 0
+        for name in filter(None, columns or names):
+            if names.count(name) > 1:
+                what = f"there are two columns '{name}'"
+                raise InputError(what, where=str(position), remedy="rename one of them")
+        position = Position(part, "line", reader.line_num + 1)
         for row in reader:
             surplus = row[len(names) :]
             if surplus and not any_width:  # probably a text with an unquoted delimiter
                 raise csv.Error(f"the row has {len(row)} fields, the header {len(names)}")
             if row:
-                inner = max(row, key=len).split("\n")[1:-1]
-                if len(inner) > 3 and all(line.count(reader.dialect.delimiter) == len(names) - 1 > 0 for line in inner):
-                    counts[f"{_ROW_LIKE}{FIRST}{position})"] += 1
-                record = dict(itertools.zip_longest(names, row[: len(names)]))
-                yield record | ({SURPLUS: surplus} if surplus else {}), position
+                if _may_join_rows(row, reader.dialect.delimiter, len(names)):
+                    count_reason(counts, _ROW_LIKE, str(position))
+                record: dict[Any, Any] = dict(itertools.zip_longest(names, row[: len(names)]))
+                if surplus:
+                    record[SURPLUS] = surplus
+                yield record, position
             else:
                 counts["blank_lines"] += 1
-            position, num_bytes = Position(part, "line", reader.line_num + 1), 0
+            position = Position(part, "line", reader.line_num + 1)
     except csv.Error as error:
+        if "field larger" in str(error):
+            raise text_files.record_too_large(max_bytes, position) from error
         what = f"the record is not {part.source.format.upper()}: {error}"
         remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double the quotes inside'
         raise InputError(what, where=str(position), remedy=remedy) from error
+
+
+def _may_join_rows(row: Sequence[str], delimiter: str, num_columns: int) -> bool:
+    """Return whether the lines inside the longest field look like rows, which a quote that is not closed joins."""
+    inner = max(row, key=len).split("\n")[1:-1]
+    return len(inner) > 3 and all(line.count(delimiter) == num_columns - 1 > 0 for line in inner)
 
 
 def num_rows(source: Source) -> float:
@@ -308,10 +304,16 @@ def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[st
 
 
 def named_records(records: Iterable[Record], features: Any) -> Iterator[Record]:
-    """Replace the numbers of each `ClassLabel` of `features` by class names."""
-    namers = {name: namer for name, feature in (features or {}).items() if (namer := _namer(feature))}
+    """Replace the numbers of each `ClassLabel` of `features`, or of each list of them, by class names."""
+    labels = {}
+    for name, feature in (features or {}).items():
+        label = getattr(feature, "feature", feature)
+        if hasattr(label, "int2str"):
+            labels[name] = label
     for record, position in records:
-        yield record | {name: namer(record[name]) for name, namer in namers.items()}, position
+        for name, label in labels.items():
+            record[name] = _class_names(record[name], label)
+        yield record, position
 
 
 class ClassName(str):
@@ -319,22 +321,13 @@ class ClassName(str):
 
     number: int
 
-    def __new__(cls, name: str, number: int) -> "ClassName":
-        class_name = super().__new__(cls, name)
-        class_name.number = number
-        return class_name
 
-
-def _namer(feature: Any) -> Callable[[Any], Any] | None:
-    """Return a function from numbers to class names for a `ClassLabel` or a list of them, or None for other features.
-
-    Negative numbers mean no label and become None.
-    """
-    import datasets
-
-    if isinstance(feature, datasets.ClassLabel):
-        return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
-    inner = getattr(feature, "feature", None)
-    if isinstance(inner, datasets.ClassLabel) and (namer := _namer(inner)):
-        return lambda values: None if values is None else list(map(namer, values))
-    return None
+def _class_names(value: Any, label: Any) -> Any:
+    """Return the class name of a number, or a list of them. Negative numbers mean no label and become None."""
+    if isinstance(value, list):
+        return [_class_names(each, label) for each in value]
+    if value is None or value < 0:
+        return None
+    name = ClassName(label.int2str(value))
+    name.number = value
+    return name

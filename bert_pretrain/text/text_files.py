@@ -72,6 +72,12 @@ class Position(NamedTuple):
         return f"{self.part.source.location}: {self.unit} {self.number}"
 
 
+def count_reason(counts: Counter[str], reason: str, where: str) -> None:
+    """Count a reason. The key has the position of the first record with this reason."""
+    known = (key for key in counts if key.startswith(f"{reason}{FIRST}"))
+    counts[next(known, f"{reason}{FIRST}{where})")] += 1
+
+
 def join_reasons(counts: Mapping[str, int]) -> dict[str, int]:
     """Sum the counts of reasons that differ only in the position of the first record, and keep the first reason."""
     first_reasons: dict[str, str] = {}
@@ -83,16 +89,19 @@ def join_reasons(counts: Mapping[str, int]) -> dict[str, int]:
 
 def describe_reasons(counts: Mapping[str, int]) -> list[str]:
     """Format the counts of each reason as text."""
-    parts = [(count, *reason.partition(FIRST)) for reason, count in counts.items()]
-    return [f"{count:,} {what.replace('_', ' ')}{mark}{place}" for count, what, mark, place in parts]
+    lines = []
+    for reason, count in counts.items():
+        what, mark, place = reason.partition(FIRST)
+        if " " not in what:  # a key of a manifest, rather than a text with names of columns
+            what = what.replace("_", " ")
+        lines.append(f"{count:,} {what}{mark}{place}")
+    return lines
 
 
-def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
-    """Raise an InputError if a record has more than `max_bytes`."""
-    if num_bytes > max_bytes:
-        what = f"the record has more than {max_bytes:,} bytes"
-        remedy = "fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)"
-        raise InputError(what, where=str(position), remedy=remedy)
+def record_too_large(max_bytes: int, position: object) -> InputError:
+    what = f"the record has more than {max_bytes:,} bytes"
+    remedy = "fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)"
+    return InputError(what, where=str(position), remedy=remedy)
 
 
 def present_columns(part: ByteRange, columns: Sequence[str], table_columns: Sequence[str]) -> Sequence[str]:
@@ -167,7 +176,8 @@ def read_lines(
     for text in text_blocks(part, counts, strict=strict):
         first, *lines = text.split("\n")
         num_bytes += len(first.encode())
-        check_record_size(num_bytes, max_line_bytes, Position(part, "line", number))
+        if num_bytes > max_line_bytes:
+            raise record_too_large(max_line_bytes, Position(part, "line", number))
         line.append(first)
         if lines:
             lines.insert(0, "".join(line))

@@ -26,7 +26,7 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import perplexity
 from bert_pretrain.model.sequences import Packed, open_bert
 from bert_pretrain.ragged import offsets_of, positions_within, spans
-from bert_pretrain.text.readers import read_records, repair_surrogates
+from bert_pretrain.text.readers import read_records
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -162,8 +162,7 @@ def read_pairs(
                 if not is_valid or is_empty(str(value), tokenizer):
                     what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
                     raise InputError(what, where=str(position), remedy="add it, or remove the record")
-            texts = (repair_surrogates(record[field]) for field in (GOOD, BAD))
-            good, bad = (Text(text, source.location, position.number, "line") for text in texts)
+            good, bad = (Text(record[field], source.location, position.number, "line") for field in (GOOD, BAD))
             group = record.get(by or DEFAULT_GROUP)
             pairs.append((good, bad, "" if group is None else str(group)))
     if not pairs:

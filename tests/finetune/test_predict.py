@@ -231,7 +231,7 @@ def test_truncated_and_skipped_rows_are_counted_once(binary, tmp_path, capsys) -
     written = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
     assert [line["text"][:5] for line in written] == ["very ", "good"]
     shown = capsys.readouterr().out
-    assert f"INPUT {source}: skipped because 'text' is empty: 1 (first: line 2)\n" in shown
+    assert f"INPUT {source}: 1 rows skipped because 'text' is empty (first: line 2)\n" in shown
     assert "input: 1 of 2 rows are longer than 32 tokens (truncated)\n" in shown
 
 

@@ -75,7 +75,8 @@ def test_rows_with_a_list_that_lacks_a_label_are_skipped(tokenizer, tmp_path, ca
     for name in ("saved", "a.parquet"):
         reader = TASK_CLASSES[task](Settings(label_field="labels", tags_field="labels"), tokenizer)
         assert len(reader.read(LabelledInput(str(tmp_path / name), "--train"))) == 3
-        assert "'labels' has no label (empty, null or negative): 3 (first: row 4)" in capsys.readouterr().out
+        reason = "'labels' has no label (empty, null or negative)"
+        assert f"3 rows skipped because {reason} (first: row 4)" in capsys.readouterr().out
         test = reader.read(LabelledInput(str(tmp_path / name), "--test"))
         assert [example.label is None for example in test] == [False] * 3 + [True] * 3
 
@@ -95,11 +96,11 @@ def test_labels_that_look_equal_are_equal(read) -> None:
     ]
     examples, notes = read("classify", "a.jsonl", rows)
     assert [example.label for example in examples] == ["caf\u00e9"] * 3 + [["a", "caf\u00e9"]]
-    assert "not in NFC, which were changed: 4 (first: line 2)" in notes
+    assert "4 labels with blanks at the ends or not in NFC, which were changed (first: line 2)" in notes
     rows = [{"tokens": ["anna", "sings"], "tags": ["B-PER ", "O "]}]
     (example,), notes = read("tag", "b.jsonl", rows)
     assert example.label == ["B-PER", "O"]
-    assert "changed: 2" in notes
+    assert "2 labels with blanks" in notes
 
 
 @pytest.mark.parametrize("flag", ["--train", "INPUT"])
@@ -107,5 +108,5 @@ def test_header_lines_of_joined_files_are_skipped_and_counted(read, flag: str) -
     table = "text,label\ngood,a\nbad,b\n"
     examples, notes = read("classify", "a.csv", table * 2, flag)
     assert [example.inputs["text"] for example in examples] == ["good", "bad"] * 2
-    assert notes == "header lines inside the file, which were skipped: 1 (first: line 4)\n"
+    assert notes == "1 header lines inside the file, which were skipped (first: line 4)\n"
     assert len(read("classify", "b.csv", "text\ngood\ntext\n", "INPUT")[0]) == 2  # a text, if there is one column
