@@ -187,7 +187,7 @@ def _dataset_records(source: LabelledInput) -> Iterable[Record]:
     if not names:
         remedy = f"choose one: {choices(source.location, list(splits))}"
         raise InputError(f"the dataset has the splits {', '.join(splits)}", where=source.name, remedy=remedy)
-    return dataset_records(ByteRange(Source(source.location, "dataset", None, "")), [splits[names[0]]])
+    return dataset_records(ByteRange(Source(source.location, "dataset", None, "")), splits[names[0]])
 
 
 def _text_records(source: LabelledInput, text_field: str) -> Iterable[Record]:

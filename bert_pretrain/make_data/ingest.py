@@ -83,7 +83,6 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
     if len(to_decode) <= MAX_SAMPLED_SOURCES:
         unpacked = {source: store / f"unpacked-{number}" for number, source in enumerate(large)}
     if not (store / _CUTS).exists():
-        documents.report_undivided(sources, pool.num_workers)
         if unpacked:
             tasks = [ByteRange(source, unpacked=copy) for source, copy in unpacked.items()]
             weights = [task.num_bytes for task in tasks]

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -67,69 +67,69 @@ class Corpus:
 
     def _with_language(self) -> DataConfig:
         """Return the configuration with language and word segmenter, detected in a sample unless they are set."""
-        config = self.config
-        wants_segmenter = config.whole_word_mask and config.word_segmenter is None
-        if config.language != AUTO_LANGUAGE and not wants_segmenter:
-            return config.model_copy(update={"language": languages.short_code(config.language)})
         update: dict[str, str] = {}
-        if config.language == AUTO_LANGUAGE:
+        if self.config.language == AUTO_LANGUAGE:
             update["language"] = languages.detect(self.texts)
         else:
-            update["language"] = languages.short_code(config.language)
-        if wants_segmenter:
+            update["language"] = languages.short_code(self.config.language)
+        if self.config.whole_word_mask and self.config.word_segmenter is None:
             is_chinese = languages.chinese_share(self.texts) > languages.MIN_CHINESE_SHARE
             update["word_segmenter"] = "jieba" if is_chinese else SINGLE_CHARACTERS
             print(f"data.word_segmenter is {update['word_segmenter']}")
-        return config.model_copy(update=update)
+        return self.config.model_copy(update=update)
 
     @cached_property
     def texts(self) -> list[str]:
         """The text at the starts of some training sources, in pieces of at most 32,768 characters."""
         config = self.config.model_copy(update={"strict": False})
-        sources = self.training.sources
-        chosen = _pieces(_known_sizes(sources), MIN_PIECES)
         pieces: list[str] = []
-        for source, number in zip(self._examined([sources[index] for index in chosen]), chosen.values(), strict=True):
+        for _, source, number in self._chosen(self.training.sources, MIN_PIECES):
             text = ""
             for document in documents.read(ByteRange(source.streamed), config, Counter()):
                 text += f"{document.text}\n"
                 if len(text) >= number * PIECE_CHARACTERS:
                     break
-            ends = range(0, min(len(text), number * PIECE_CHARACTERS), PIECE_CHARACTERS)
-            pieces += [text[begin : begin + PIECE_CHARACTERS] for begin in ends]
+            text = text[: number * PIECE_CHARACTERS]
+            pieces += [text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS)]
         return pieces
 
-    def _examined(self, sources: list[Source]) -> list[Source]:
-        return sources if self.is_examined else examined(sources, self.config, whole_words=self.whole_words)
+    def _chosen(self, sources: Sequence[Source], num_pieces: int) -> list[tuple[int, Source, int]]:
+        """Return (index, examined source, pieces) of the sources in which pieces at equal distances lie."""
+        ends = np.cumsum(_known_sizes(sources))
+        middles = (np.arange(num_pieces) + 0.5) * ends[-1] / num_pieces
+        pieces = Counter(np.searchsorted(ends, middles, side="right").tolist())
+        chosen = [sources[index] for index in pieces]
+        if not self.is_examined:
+            chosen = examined(chosen, self.config, whole_words=self.whole_words)
+        return list(zip(pieces, chosen, pieces.values(), strict=True))
 
     def sample(self, folder: Path, num_bytes: int) -> "Sample":
         """Copy the starts of some sources, about `num_bytes` in UTF-8, to a folder.
 
         The copies represent the bytes of the training sources and, apart from them, of the held-out sources.
         """
+        num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_CHARACTERS))
         copies: list[Source] = []
         originals: list[Source] = []
         shares: list[float] = []
         scales: list[float] = []
-        groups = [[source for source in self.sources if source.is_validation is held_out] for held_out in (False, True)]
-        for group in filter(None, groups):
+        for is_validation in (False, True):
+            group = [source for source in self.sources if source.is_validation is is_validation]
+            if not group:
+                continue
             sizes = _known_sizes(group)
-            num_pieces = min(MAX_PIECES, max(MIN_PIECES, num_bytes // PIECE_CHARACTERS))
-            copied_bytes = read_bytes = 0.0  # of the sources whose start is copied: copied, and read by a stage
-            chosen = _pieces(sizes, num_pieces)
-            chosen_sources = self._examined([group[index] for index in chosen])
-            numbered = zip(chosen_sources, chosen.items(), strict=True)
-            for source, (index, number) in progress_bar(numbered, total=len(chosen), desc="sample", unit="input"):
+            chosen_bytes = copied_bytes = read_bytes = 0.0  # of the sources whose start is copied
+            for index, source, number in progress_bar(self._chosen(group, num_pieces), desc="sample", unit="input"):
                 format_ = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
                 path = folder / f"{len(copies)}.{format_}"
                 copy, share = copy_start(source, path, number * num_bytes // num_pieces, self.config)
                 copies.append(copy)
                 originals.append(source)
                 shares.append(share)
+                chosen_bytes += sizes[index]
                 copied_bytes += sizes[index] * share
-                read_bytes += sizes[index] * source.fraction_read
-            represented = float(sizes.sum() / sizes[list(chosen)].sum())
-            scales.append(represented * read_bytes / copied_bytes)
+                read_bytes += sizes[index] * source.fraction_read  # by a stage
+            scales.append(float(sizes.sum() / chosen_bytes * read_bytes / copied_bytes))
         corpus = replace(self, sources=tuple(copies), is_examined=True)
         return Sample(corpus, tuple(originals), tuple(shares), scales[0], scales[-1])
 
@@ -170,13 +170,6 @@ def _known_sizes(sources: Sequence[Source]) -> np.ndarray:
     known = sizes[sizes > 0]
     sizes[sizes == 0] = known.mean() if len(known) else 1.0
     return sizes
-
-
-def _pieces(sizes: np.ndarray, number: int) -> Counter[int]:
-    """Return how many of `number` pieces, at equal distances in the bytes of all sources, each source has."""
-    ends = np.cumsum(sizes)
-    middles = (np.arange(number) + 0.5) * ends[-1] / number
-    return Counter(np.searchsorted(ends, middles, side="right").tolist())
 
 
 def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
@@ -228,7 +221,8 @@ def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> f
         if not block:
             return num_bytes / total_bytes
         if raw.tell() != position:
-            measured, position = (position, total_bytes), raw.tell()
+            measured = (position, total_bytes)
+            position = raw.tell()
         total_bytes += len(block)
     position, total_bytes = measured or (position, total_bytes)
     return min(1.0, position / size * num_bytes / total_bytes) if size else 1.0
@@ -236,27 +230,25 @@ def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> f
 
 def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
     """Return the first records of an array of objects, or of objects over several lines, as JSON lines."""
-    blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
-    lines: list[bytes] = []
-    num_bytes = 0
+    blocks = codecs.iterdecode(iter(lambda: file.read(1 << 16), b""), "utf-8-sig", "replace")
+    content = b""
     for element, _ in readers.json_values(blocks, ByteRange(source), max_bytes):
-        lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
-        num_bytes += len(lines[-1])
-        if num_bytes > size:
+        content += re.sub(r"[\r\n]", " ", element).encode() + b"\n"
+        if len(content) > size:
             break
-    return b"".join(lines)
+    return content
 
 
 def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
     """Read the rest of the last record of `content`, up to the maximum size of a record."""
     if format_ == "txt":
         return b""
-    rest = [file.readline(max_bytes + 1)]
-    num_bytes = len(rest[0])
-    if format_ == "csv":  # a quoted field may contain line ends
-        quotes = content.count(b'"') + rest[0].count(b'"')
-        while quotes % 2 and num_bytes <= max_bytes and (line := file.readline(max_bytes + 1)):
-            rest.append(line)
-            num_bytes += len(line)
-            quotes += line.count(b'"')
-    return b"".join(rest)
+    rest = file.readline(max_bytes + 1)
+    num_quotes = content.count(b'"') + rest.count(b'"')
+    while format_ == "csv" and num_quotes % 2 and len(rest) <= max_bytes:  # a quoted field may contain line ends
+        line = file.readline(max_bytes + 1)
+        if not line:
+            break
+        num_quotes += line.count(b'"')
+        rest += line
+    return rest

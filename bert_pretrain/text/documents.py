@@ -23,8 +23,11 @@ MAX_CHARACTERS = 4 << 20  # of one `DocumentPiece`
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # approximate maximum; each group of parts is one task and one store shard
 _BLANKS = " \t\r\u00a0\u3000"  # of a blank line; a form feed ends a page, not a document
-_BLANK_LINE = re.compile(f"(?:{'|'.join(_BLANKS)})*\n?".encode())
-_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(f"\n[{_BLANKS}]*\n")}  # by boundary
+_SEPARATORS = {  # by boundary
+    "file": None,
+    "line": re.compile("\n"),
+    "blank_line": re.compile(f"\n[{_BLANKS}]*\n"),
+}
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:
@@ -42,44 +45,48 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
     if source.fraction < 1.0:
         wanted = int(min(1 / 16, source.fraction) * (source.size or part_bytes))
         part_bytes = min(part_bytes, max(MIN_PART_BYTES, wanted))
-    bounds = _row_bounds(source, part_bytes) if source.format == "dataset" else _bounds(source, part_bytes, unpacked)
+    bounds = _bounds(source, part_bytes, unpacked)
     parts = [ByteRange(source, start, stop, unpacked) for start, stop in bounds]
     return evenly_spaced(parts, max(1, round(source.fraction * len(parts))))
 
 
 def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tuple[int, int | None]]:
+    if source.format == "dataset":
+        return _bounds_of_rows(source, part_bytes)
     size = unpacked.stat().st_size if unpacked is not None else source.size or 0
-    part_bytes *= 1 if source.is_local else 8  # a cut in a remote file downloads megabytes
+    if not source.is_local:
+        part_bytes *= 8  # a cut in a remote file downloads megabytes
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [(0, None)]
     with open_input(str(unpacked or source.location)) as file:
         if not file.seekable():  # the server only sends whole files
             return [(0, None)]
-        is_table = source.format == "parquet"
-        cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
+        if source.format == "parquet":
+            cuts = parquet.cuts(source, part_bytes)
+        else:
+            cuts = _cuts_of_text(file, source.boundary == "blank_line", size, part_bytes)
     return list(itertools.pairwise([*cuts, size]))
 
 
-def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]:
-    splits = list(cached_dataset(source.location, source.version).values())
-    num_parts = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
+def _bounds_of_rows(source: Source, part_bytes: int) -> list[tuple[int, int | None]]:
+    rows = cached_dataset(source.location, source.version)
+    num_parts = min(MAX_PARTS, rows.data.nbytes // part_bytes)
     if num_parts < 2:
         return [(0, None)]
-    return list(itertools.pairwise(index * len(splits[0]) // num_parts for index in range(num_parts + 1)))
+    return list(itertools.pairwise(index * len(rows) // num_parts for index in range(num_parts + 1)))
 
 
-def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
+def _cuts_of_text(file: BinaryIO, at_blank_lines: bool, size: int, part_bytes: int) -> list[int]:
     """Return the byte offset of each part. A part ends at the first document boundary after `part_bytes` bytes."""
     cuts = [0]
     while cuts[-1] + 2 * part_bytes < size:
         file.seek(cuts[-1] + part_bytes)
         _skip_line(file)
-        while source.boundary == "blank_line" and not _skip_line(file):
+        while at_blank_lines and not _skip_line(file):
             pass
-        position = file.tell()
-        if not file.read(1):  # end of file
+        if file.tell() >= size:
             break
-        cuts.append(position)
+        cuts.append(file.tell())
     return cuts
 
 
@@ -88,7 +95,7 @@ def _skip_line(file: BinaryIO) -> bool:
     is_blank = True
     while True:
         piece = file.readline(1 << 20)
-        is_blank = is_blank and _BLANK_LINE.fullmatch(piece) is not None
+        is_blank = is_blank and not piece.decode(errors="replace").strip(f"{_BLANKS}\n")
         if not piece or piece.endswith(b"\n"):
             return is_blank
 
@@ -105,18 +112,6 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
         groups[-1].append(part)
         group_bytes += size
     return [tuple(parts) for parts in groups]
-
-
-def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Print the large inputs that cannot be divided. One core reads each of them, while other cores may be idle."""
-    min_bytes = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
-    large = [source.location for source in sources if not source.is_divisible and (source.size or 0) >= min_bytes]
-    if num_workers > 1 and large:
-        print(
-            f"{', '.join(large)}: cannot be divided, so one core reads each input while others may be idle\n"
-            "  hint: Parquet, datasets, and uncompressed UTF-8 .jsonl and .txt can be divided, except a .txt file that "
-            "is one document; many files are read in parallel"
-        )
 
 
 def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:

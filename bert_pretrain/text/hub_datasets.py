@@ -16,21 +16,20 @@ from bert_pretrain.io.files import json_digest, read_json
 DATASET = "dataset:"
 TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")
 T = TypeVar("T")
-_NAME = re.compile(r"(dataset:)?(.+?)(?::([^:/@]+))?(?:@([^/@]+))?")
+_NAME = re.compile(r"(.+?)(?::([^:/@]+))?(?:@([^/@]+))?")
 
 
 class _Name(NamedTuple):
     """The parts of a location. A missing part is an empty string."""
 
-    prefix: str
     name: str  # a local folder or a name on the hub
-    config: str
-    split: str
+    config: str = ""
+    split: str = ""
 
     @property
     def is_saved(self) -> bool:
         """Whether the name is a folder of `save_to_disk`."""
-        return any(os.path.isfile(f"{self.name}/{file}") for file in ("dataset_info.json", "dataset_dict.json"))
+        return any(Path(self.name, file).is_file() for file in ("dataset_info.json", "dataset_dict.json"))
 
     @property
     def saved_splits(self) -> list[str]:
@@ -40,16 +39,17 @@ class _Name(NamedTuple):
 
 
 def _parse(location: str) -> _Name:
-    if os.path.isdir(name := location.removeprefix(DATASET)):  # the name of a folder may contain ":" or "@"
-        return _Name(location[: len(location) - len(name)], name, "", "")
+    location = location.removeprefix(DATASET)
     match = _NAME.fullmatch(location)
-    return _Name(*(match.groups(default="") if match else ("", location, "", "")))
+    if os.path.isdir(location) or match is None:  # the name of a folder may contain ":" or "@"
+        return _Name(location)
+    return _Name(*match.groups(default=""))
 
 
 def absolute(location: str) -> str:
     """Make the path in a location absolute if it is a local folder."""
-    prefix, name, _, _ = _parse(location)
-    return prefix + os.path.abspath(name) + location[len(prefix + name) :] if os.path.isdir(name) else location
+    name = _parse(location).name
+    return location.replace(name, os.path.abspath(name), 1) if os.path.isdir(name) else location
 
 
 def is_dataset(location: str) -> bool:
@@ -59,10 +59,14 @@ def is_dataset(location: str) -> bool:
 
 def version_of(location: str) -> str:
     """Return a hash of the names, sizes and modification times of a local dataset's files, or "" for a hub name."""
-    if not os.path.isdir(folder := _parse(location).name):
+    folder = Path(_parse(location).name)
+    if not folder.is_dir():
         return ""
-    files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
-    content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    content = []
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            status = file.stat()
+            content.append((str(file.relative_to(folder)), status.st_size, status.st_mtime_ns))
     return "files:" + json_digest(content)[:16]
 
 
@@ -108,14 +112,14 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     import datasets
 
     parsed = _parse(location)
-    _, name, config, split = parsed
+    name, config, split = parsed
     if parsed.is_saved:  # each split is opened separately because `datasets` fails on a split without rows
         names = parsed.saved_splits
-        remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
         if split and split not in names:
             raise _no_split(split, location, names)
         keys = names if names and not split else [""]
         folders = {key: str(Path(name, key or split)) for key in keys}
+        remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
         return _call(lambda: {key: datasets.load_from_disk(path) for key, path in folders.items()}, location, remedy)
     options = {"split": split or None, "streaming": streaming}
     try:
@@ -128,9 +132,10 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def cached_dataset(location: str, _version: str) -> dict[str, Any]:
-    """Return `open_dataset(location)`, which is opened once for all parts of the dataset that a process reads."""
-    return open_dataset(location)
+def cached_dataset(location: str, _version: str) -> Any:
+    """Return the only split of `open_dataset(location)`. A process opens it once for all parts that it reads."""
+    (rows,) = open_dataset(location).values()
+    return rows
 
 
 def rows_or_files(location: str) -> tuple[int, list[str]]:

@@ -55,9 +55,11 @@ def read_records(
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if format_ == "parquet":
         return parquet.read_rows(part, columns, max_bytes)
-    is_stream = format_ == "stream"
-    splits = open_dataset(location, streaming=True) if is_stream else cached_dataset(location, part.source.version)
-    return dataset_records(part, splits.values(), columns)
+    if format_ == "stream":
+        (rows,) = open_dataset(location, streaming=True).values()
+    else:
+        rows = cached_dataset(location, part.source.version)
+    return dataset_records(part, rows, columns)
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
@@ -292,15 +294,16 @@ def num_rows(source: Source) -> float:
     return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
 
 
-def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yield the rows of the splits of a dataset. Replace the numbers of each `ClassLabel` by class names."""
-    for rows in splits:
-        first_row = {} if rows.column_names else next(rows_of(rows, part.source.location), {})
-        present = text_files.present_columns(part, columns, rows.column_names or list(first_row))
-        selected = rows.select_columns(list(present)) if present else rows
-        selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
-        numbered = enumerate(rows_of(selected, part.source.location), start=part.start + 1)
-        yield from named_records(((record, Position(part, "row", n)) for n, record in numbered), selected.features)
+def dataset_records(part: ByteRange, rows: Any, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Yield the rows of a split of a dataset. Replace the numbers of each `ClassLabel` by class names."""
+    location = part.source.location
+    names = rows.column_names or list(next(rows_of(rows, location), {}))
+    if present := text_files.present_columns(part, columns, names):
+        rows = rows.select_columns(list(present))
+    if part.stop is not None:
+        rows = rows.select(range(part.start, part.stop))
+    numbered = enumerate(rows_of(rows, location), start=part.start + 1)
+    return named_records(((record, Position(part, "row", n)) for n, record in numbered), rows.features)
 
 
 def named_records(records: Iterable[Record], features: Any) -> Iterator[Record]:
