@@ -58,10 +58,7 @@ def make_data(
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     cores = workers or available_cores()
-    # The identity of an existing output contains the detected format of every input. Without an output, a dry run opens
-    # only the inputs that it samples.
-    examine = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
-    text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words, workers=cores, examine=examine)
+    text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words)
     _check_accents(text, tokenizer)
     files = [vocab, *(Path(source.location) for source in text.sources if source.is_local)]
     out = Output(output, "data", _identity(text, tokenizer), files)

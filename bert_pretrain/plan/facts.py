@@ -67,7 +67,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
     If the boundary is `auto` and makes few documents, blank lines and lines are tried as boundaries.
     """
-    whole = Corpus.open(inputs, config, examine=False)
+    whole = Corpus.open(inputs, config)
     cjk_share = chinese_share(whole.texts)
     corpus = whole.training
     facts = _measure(corpus, cjk_share)
@@ -75,7 +75,9 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     if config.document_boundary != "auto" or not has_lines or facts.documents >= MIN_CORPUS_DOCUMENTS:
         return facts
     for boundary in ("blank_line", "line"):
-        sources = tuple(replace(source, boundary=boundary) for source in corpus.sources)
+        sources = tuple(
+            replace(source, boundary=boundary) if source.format == "txt" else source for source in corpus.sources
+        )
         other = corpus.config.model_copy(update={"document_boundary": boundary})
         retried = _measure(replace(corpus, sources=sources, config=other), cjk_share)
         # Lines of one sentence are documents or hard-wrapped text; these cannot be told apart.

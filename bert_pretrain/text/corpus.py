@@ -23,7 +23,7 @@ from bert_pretrain.io.inputs import decompress, open_raw
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text import documents, languages, readers
 from bert_pretrain.text.encodings import as_utf8
-from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, resolve
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, resolve
 from bert_pretrain.text.text_files import ByteRange, last_character
 
 PIECE_CHARACTERS = 1 << 15  # of the pieces of `Corpus.texts`; a piece of a sample has as many bytes
@@ -37,25 +37,13 @@ class Corpus:
 
     sources: tuple[Source, ...]  # the held-out ones last
     config: DataConfig  # with the language
-    whole_words: bool = False  # each word is a token
-    is_examined: bool = True  # False: sources are examined where they are sampled
 
     @staticmethod
     def open(
-        inputs: Sequence[str],
-        config: DataConfig,
-        *,
-        whole_words: bool = False,
-        workers: int = 1,
-        examine: bool = True,
-        finds_language: bool = True,
+        inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False, finds_language: bool = True
     ) -> "Corpus":
-        """Resolve the inputs and detect their language, unless it is set.
-
-        With `examine`, every source is opened to detect its encoding and layout. Without, only sampled sources are.
-        """
-        sources = resolve(inputs, config, whole_words=whole_words, detect=examine, workers=workers)
-        corpus = Corpus(tuple(sources), config, whole_words, examine)
+        """Resolve the inputs and detect their language, unless it is set. With `whole_words`, each word is a token."""
+        corpus = Corpus(tuple(resolve(inputs, config, whole_words=whole_words)), config)
         if finds_language:
             corpus.config = corpus._with_language()
         return corpus
@@ -83,7 +71,7 @@ class Corpus:
         """The text at the starts of some training sources, in pieces of at most 32,768 characters."""
         config = self.config.model_copy(update={"strict": False})
         pieces: list[str] = []
-        for _, source, number in self._chosen(self.training.sources, MIN_PIECES):
+        for _, source, number in _chosen(self.training.sources, MIN_PIECES):
             text = ""
             for document in documents.read(ByteRange(source.streamed), config, Counter()):
                 text += f"{document.text}\n"
@@ -92,16 +80,6 @@ class Corpus:
             text = text[: number * PIECE_CHARACTERS]
             pieces += [text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS)]
         return pieces
-
-    def _chosen(self, sources: Sequence[Source], num_pieces: int) -> list[tuple[int, Source, int]]:
-        """Return (index, examined source, pieces) of the sources in which pieces at equal distances lie."""
-        ends = np.cumsum(_known_sizes(sources))
-        middles = (np.arange(num_pieces) + 0.5) * ends[-1] / num_pieces
-        pieces = Counter(np.searchsorted(ends, middles, side="right").tolist())
-        chosen = [sources[index] for index in pieces]
-        if not self.is_examined:
-            chosen = examined(chosen, self.config, whole_words=self.whole_words)
-        return list(zip(pieces, chosen, pieces.values(), strict=True))
 
     def sample(self, folder: Path, num_bytes: int) -> "Sample":
         """Copy the starts of some sources, about `num_bytes` in UTF-8, to a folder.
@@ -119,7 +97,7 @@ class Corpus:
                 continue
             sizes = _known_sizes(group)
             chosen_bytes = copied_bytes = read_bytes = 0.0  # of the sources whose start is copied
-            for index, source, number in progress_bar(self._chosen(group, num_pieces), desc="sample", unit="input"):
+            for index, source, number in progress_bar(_chosen(group, num_pieces), desc="sample", unit="input"):
                 format_ = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
                 path = folder / f"{len(copies)}.{format_}"
                 copy, share = copy_start(source, path, number * num_bytes // num_pieces, self.config)
@@ -130,7 +108,7 @@ class Corpus:
                 copied_bytes += sizes[index] * share
                 read_bytes += sizes[index] * source.fraction_read  # by a stage
             scales.append(float(sizes.sum() / chosen_bytes * read_bytes / copied_bytes))
-        corpus = replace(self, sources=tuple(copies), is_examined=True)
+        corpus = Corpus(tuple(copies), self.config)
         return Sample(corpus, tuple(originals), tuple(shares), scales[0], scales[-1])
 
 
@@ -138,7 +116,7 @@ class Sample(NamedTuple):
     """Copies of the starts of some sources of a corpus."""
 
     corpus: Corpus
-    originals: tuple[Source, ...]  # the examined source of each copy
+    originals: tuple[Source, ...]  # the source of each copy
     shares: tuple[float, ...]  # the part of it that is in its copy
     scale: float  # training text that a stage reads, relative to the copies
     validation_scale: float  # the same of the held-out text
@@ -172,8 +150,16 @@ def _known_sizes(sources: Sequence[Source]) -> np.ndarray:
     return sizes
 
 
+def _chosen(sources: Sequence[Source], num_pieces: int) -> list[tuple[int, Source, int]]:
+    """Return (index, source, pieces) of the sources in which pieces at equal distances lie."""
+    ends = np.cumsum(_known_sizes(sources))
+    middles = (np.arange(num_pieces) + 0.5) * ends[-1] / num_pieces
+    pieces = Counter(np.searchsorted(ends, middles, side="right").tolist())
+    return [(index, sources[index], number) for index, number in pieces.items()]
+
+
 def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
-    """Copy the start of an examined source to `path` in UTF-8. Return the copy, and its share of the source."""
+    """Copy the start of a source to `path` in UTF-8. Return the copy, and its share of the source."""
     if source.format not in TEXT_FORMATS:
         return _copy_rows(source, path, size, config)
     try:

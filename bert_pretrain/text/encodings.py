@@ -52,17 +52,26 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
 
     `expected` is the name of an encoding, or `auto` to detect it. Text in another encoding raises an InputError.
     """
-    if expected != AUTO:
+    likely = None
+    if expected == AUTO:
+        if likely := likely_encoding(sample):
+            return likely
+        what = "no known encoding fits the text"
+    else:
         expected = codecs.lookup(expected).name.removesuffix("-sig")
         expected = _SUPERSETS.get(expected, expected)
-        if other := _other_chinese(sample, expected):
-            raise _foreign(sample, expected, other, location)
-        if not _is_foreign(sample, expected) and (expected == UTF8 or not _is_surely_utf8(sample, expected)):
+        likely = _other_chinese(sample, expected)
+        is_utf8 = expected != UTF8 and _is_surely_utf8(sample, expected)
+        if not (likely or is_utf8 or _is_foreign(sample, expected)):
             return expected
-    likely = likely_encoding(sample)
-    if expected != AUTO or likely is None:
-        raise _foreign(sample, expected, likely, location)
-    return likely
+        likely = likely or likely_encoding(sample)
+        what = f"the text is not {expected.upper()}"
+    before, invalid, _ = _marked(sample, UTF8 if expected == AUTO else expected).partition(_INVALID)
+    where = f"{location}: line {before.count(chr(10)) + 1}" if invalid else location
+    if likely is None:
+        raise InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is not text")
+    remedy = f"pass --encoding {likely} (or auto to detect it for each file), or convert it to UTF-8 (iconv)"
+    raise InputError(f"{what}, but probably {likely}", where=where, remedy=remedy)
 
 
 def likely_encoding(sample: bytes) -> str | None:
@@ -72,12 +81,12 @@ def likely_encoding(sample: bytes) -> str | None:
             return encoding
     is_utf8 = not _is_foreign(sample, UTF8)
     text = _marked(sample, UTF8)
-    invalid = text.count(_INVALID)
-    if is_utf8 and not (invalid > _MAX_DAMAGED and invalid == _num_beyond_ascii(text)):
+    num_invalid = text.count(_INVALID)
+    if is_utf8 and (num_invalid <= _MAX_DAMAGED or num_invalid < _num_beyond_ascii(text)):
         return UTF8
     # If damaged bytes fit no encoding, try smaller pieces.
-    for begin, size in ((0, _GUESS_BYTES), *((begin, _PIECE_BYTES) for begin in range(0, _GUESS_BYTES, _PIECE_BYTES))):
-        name = _guess(sample[begin : begin + size])
+    pieces = [sample[begin : begin + _PIECE_BYTES] for begin in range(0, _GUESS_BYTES, _PIECE_BYTES)]
+    for name in map(_guess, [sample[:_GUESS_BYTES], *pieces]):
         if name is not None and not _is_foreign(sample, name):
             return _other_chinese(sample, name) or name
     return UTF8 if is_utf8 else None
@@ -88,8 +97,8 @@ def _other_chinese(sample: bytes, encoding: str) -> str | None:
     other = _OTHER_CHINESE.get(encoding)
     if other is None or _is_surely_utf8(sample, encoding) or _is_foreign(sample, other):
         return None
-    share, other_share = _common_share(sample, encoding), _common_share(sample, other)
-    return other if other_share > 0.1 and other_share > 3 * share else None
+    share = _common_share(sample, other)
+    return other if share > 0.1 and share > 3 * _common_share(sample, encoding) else None
 
 
 def _common_share(sample: bytes, encoding: str) -> float:
@@ -166,9 +175,8 @@ def _is_foreign(sample: bytes, encoding: str) -> bool:
 
 def _is_surely_utf8(sample: bytes, expected: str) -> bool:
     """Return whether a sample is UTF-8, even if the expected encoding can decode it too."""
-    try:
-        text = codecs.getincrementaldecoder(UTF8)().decode(sample)
-    except UnicodeError:
+    text = _marked(sample, UTF8)
+    if _INVALID in text:
         return False
     if expected.startswith(("utf-16", "utf-32")):
         return "\0" not in text
@@ -177,13 +185,3 @@ def _is_surely_utf8(sample: bytes, expected: str) -> bool:
 
 def _num_beyond_ascii(text: str) -> int:
     return len(text) - len(text.encode("ascii", "ignore"))
-
-
-def _foreign(sample: bytes, expected: str, likely: str | None, location: str) -> InputError:
-    what = "no known encoding fits the text" if expected == AUTO else f"the text is not {expected.upper()}"
-    before, invalid, _ = _marked(sample, UTF8 if expected == AUTO else expected).partition(_INVALID)
-    where = f"{location}: line {1 + before.count(chr(10))}" if invalid else location
-    if likely is None:
-        return InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is not text")
-    remedy = f"pass --encoding {likely} (or auto to detect it for each file), or convert it to UTF-8 (iconv)"
-    return InputError(f"{what}, but probably {likely}", where=where, remedy=remedy)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import DISK_FULL, is_url
 from bert_pretrain.io.inputs import COMPRESSIONS, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
@@ -152,7 +153,6 @@ def resolve(
     whole_words: bool = False,
     every_split: bool = False,
     detect: bool = True,
-    workers: int = 1,
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources in a fixed order, held-out sources last.
 
@@ -161,7 +161,6 @@ def resolve(
         every_split: return all splits of a dataset; otherwise `train` and, unless `config.validation` is set,
             `validation` as held out.
         detect: open each source to detect its encoding and layout, as `examined` does. If False, no source is opened.
-        workers: number of processes that examine more than `SOURCES_PER_TASK` sources.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -187,7 +186,7 @@ def resolve(
         print(f"changes of {', '.join(unversioned[:3])} cannot be detected: no version is known")
     if not detect:
         return sources
-    sources = examined(sources, config, whole_words=whole_words, workers=workers)
+    sources = examined(sources, config, whole_words=whole_words)
     others = Counter(source.encoding for source in sources if source.encoding != UTF8)
     if config.encoding == AUTO and others:
         print("; ".join(f"{number} of {len(sources)} inputs in {name}" for name, number in others.items()))
@@ -361,18 +360,17 @@ def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
     return [items[int((index + 0.5) * len(items) / n)] for index in range(n)]
 
 
-def examined(
-    sources: Sequence[Source], config: DataConfig, *, whole_words: bool = False, workers: int = 1
-) -> list[Source]:
+def examined(sources: Sequence[Source], config: DataConfig, *, whole_words: bool = False) -> list[Source]:
     """Detect encoding, layout and delimiter in the first bytes of sources, and return the sources with these settings.
 
-    All text files have the same layout, except those that clearly have the other one.
+    All text files have the same layout, except those that clearly have the other one. More than `SOURCES_PER_TASK`
+    sources are examined on all cores.
     """
     tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
     detect = partial(_detected, config=config)
     results: Iterable[list[Source]] = map(detect, tasks)
     if len(tasks) > 1:
-        results = run_each(detect, tasks, workers=workers, description="inputs", unit="thousand")
+        results = run_each(detect, tasks, workers=available_cores(), description="inputs", unit="thousand")
     detected = [source for result in results for source in result]
     evidence = sum(source.evidence for source in detected)
     return [_with_layout(source, evidence, config, whole_words) for source in detected]

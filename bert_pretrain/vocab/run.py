@@ -14,7 +14,6 @@ from typing import Any
 
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import checksums_of, damage_of_files, remove_temporaries
 from bert_pretrain.io.manifest import Output, OutputState, read_record
 from bert_pretrain.io.pool import open_pool, run_each
@@ -52,13 +51,8 @@ def make_vocab(
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     config = config.model_copy(update={"vocab": _checked(config.vocab, old)})
     whole_words = config.vocab.tokens == "words"
-    text = Corpus.open(
-        inputs,
-        config.data,
-        whole_words=whole_words,
-        workers=workers or available_cores(),
-        finds_language=not whole_words,
-    ).training
+    corpus = Corpus.open(inputs, config.data, whole_words=whole_words, finds_language=not whole_words)
+    text = corpus.training
     sources = list(text.sources)
     config = config.model_copy(update={"data": text.config})
     identity = {

@@ -185,19 +185,19 @@ def test_files_of_a_run_in_an_input_folder_are_skipped(tmp_path: Path) -> None:
     assert read_all(tmp_path)[0] == ["auto", "other", "noon", "timed"]
 
 
-def test_detection_is_independent_of_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_is_independent_of_the_number_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(encoding="auto")
     for number in range(7):
         encoding = ("utf-8", "utf-16")[number % 2]
         (tmp_path / f"{number}.txt").write_text("One line.\nAnd another.\nA third.\n" * (number + 1), encoding=encoding)
     alone = resolve([str(tmp_path)], config)
     monkeypatch.setattr(sources, "SOURCES_PER_TASK", 2)
-    assert resolve([str(tmp_path)], config, workers=2) == alone
+    assert resolve([str(tmp_path)], config) == alone
     assert len({source.encoding for source in alone}) == 2
     assert {source.splitter for source in alone} == {"lines"}
     (tmp_path / "5.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(InputError, match=r"5\.txt\.gz"):
-        resolve([str(tmp_path)], config, workers=2)
+        resolve([str(tmp_path)], config)
 
 
 def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,9 @@ def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypa
     write(tmp_path / "rows.jsonl", as_jsonl(TEXTS))
     (alone,) = resolve([str(tmp_path / "00.txt")], DataConfig())
     assert alone.boundary == "file"
-    for tasks, workers in ((1000, 1), (5, 2)):
-        monkeypatch.setattr(sources, "SOURCES_PER_TASK", tasks)
-        found = resolve([str(tmp_path)], DataConfig(), workers=workers)
+    for per_task in (1000, 5):
+        monkeypatch.setattr(sources, "SOURCES_PER_TASK", per_task)
+        found = resolve([str(tmp_path)], DataConfig())
         others = {os.path.basename(source.location): source.boundary for source in found if source.splitter != "lines"}
         assert others == {"other.txt": "file", "rows.jsonl": "record"}
 
