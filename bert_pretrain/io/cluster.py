@@ -13,10 +13,10 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError, UserError, needs_extra
 from bert_pretrain.io.manifest import library_versions
@@ -27,26 +27,11 @@ _MAX_CHECKED_FILES = 16  # sent with every task; enough to detect a file system 
 _RUN_AGAIN = "run the same command again; it continues where it stopped"
 
 
-class Expectation(NamedTuple):
-    """What a worker must have in common with the process that sends it tasks."""
-
-    paths: tuple[str, ...]  # absolute paths of files and folders
-    facts: tuple[tuple[str, str], ...]  # the versions, and the state of each path, as the sender sees them
-
-    @staticmethod
-    def of(paths: Sequence[str]) -> "Expectation":
-        return Expectation(tuple(paths), tuple(_facts(paths).items()))
-
-    def difference(self) -> str | None:
-        """Return the first difference between this process and the sender, as text for the sender, or None."""
-        facts = _facts(self.paths)
-        for name, expected in self.facts:
-            if facts.get(name) != expected:
-                return f"{name} is {facts.get(name)} there, {expected} here"
-        return None
+Facts = tuple[tuple[str, str], ...]  # names and values; a name that starts with "/" is a path
 
 
-def _facts(paths: Sequence[str]) -> dict[str, str]:
+def facts_of(paths: Iterable[str]) -> Facts:
+    """Return what a worker must have in common with its sender: versions, and the state of files and folders."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
@@ -56,15 +41,24 @@ def _facts(paths: Sequence[str]) -> dict[str, str]:
             facts[path] = f"{os.path.getsize(path):,} bytes"
         else:
             facts[path] = "a folder" if os.path.isdir(path) else "missing"
-    return facts
+    return tuple(facts.items())
+
+
+def difference(expected: Facts) -> str | None:
+    """Return the first difference between this process and the sender, as text for the sender, or None."""
+    facts = dict(facts_of(name for name, _ in expected if name.startswith("/")))
+    for name, value in expected:
+        if facts.get(name) != value:
+            return f"{name} is {facts.get(name)} there, {value} here"
+    return None
 
 
 class Cluster:
     """A pool with the interface of `pool.LocalPool` that runs tasks on the workers of a Dask cluster."""
 
-    def __init__(self, client: Any, expectation: Expectation) -> None:
+    def __init__(self, client: Any, facts: Facts) -> None:
         self._client = client
-        self._expectation = expectation
+        self._facts = facts
 
     @property
     def num_workers(self) -> int:
@@ -75,7 +69,7 @@ class Cluster:
         # Not through `Client.get_executor`: its futures may return garbage if a worker dies while it holds a result.
         # The key is random because Dask treats equal keys as the same result, even from another client.
         key = f"{description}-{secrets.token_hex(8)}"
-        return self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
+        return self._client.submit(_run_task, function, task, self._facts, key=key, pure=False)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         from distributed import KilledWorker
@@ -109,16 +103,15 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
         _check_scheduler(address)
         client = stack.enter_context(distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
         _wait_for_worker(client, address)
-        probes = [folder.absolute() / f".cluster-{secrets.token_hex(16)}.tmp" for folder in folders]
+        probes = [folder / f".cluster-{secrets.token_hex(16)}.tmp" for folder in folders]
         for probe in probes:
             stack.callback(probe.unlink, missing_ok=True)
             probe.touch()
-        paths = [*(path.absolute() for path in files[:_MAX_CHECKED_FILES]), *probes]
-        expectation = Expectation.of(list(map(str, paths)))
-        for worker, details in sorted(client.run(expectation.difference, on_error="return").items()):
+        facts = facts_of(str(path.absolute()) for path in (*files[:_MAX_CHECKED_FILES], *probes))
+        for worker, details in sorted(client.run(difference, facts, on_error="return").items()):
             if details:
                 raise _mismatch(worker, str(details))
-        cluster = Cluster(client, expectation)
+        cluster = Cluster(client, facts)
         print(f"cluster: {cluster.num_workers} worker threads at {address}")
         yield cluster
 
@@ -145,18 +138,15 @@ def _check_scheduler(address: str) -> None:
 
 
 def _wait_for_worker(client: Any, address: str) -> None:
-    """Wait for the first worker, and warn if a worker has a memory limit."""
+    """Wait for the first worker."""
     if not client.nthreads():
         print(f"waiting for workers at {address}")
-    start = f"dask worker {address} --nthreads 1 --nworkers N --memory-limit 0"
     try:
         client.wait_for_workers(1, timeout=WORKERS_SECONDS)
     except TimeoutError as error:
         what = f"no worker joined within {WORKERS_SECONDS:.0f} s"
-        raise ConfigError(what, where=f"--scheduler {address}", remedy=f"start workers: {start}") from error
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    if any(worker["memory_limit"] for worker in workers):  # Dask counts mapped pages of the token store as used memory
-        print(f"warning: the workers have a memory limit and Dask may pause them needlessly; start them with: {start}")
+        remedy = f"start workers: dask worker {address} --nthreads 1 --nworkers N --memory-limit 0"
+        raise ConfigError(what, where=f"--scheduler {address}", remedy=remedy) from error
 
 
 def _mismatch(worker: str, details: str) -> DataError:
@@ -169,17 +159,17 @@ def _mismatch(worker: str, details: str) -> DataError:
 _TASK_LOCK = threading.Lock()  # a process has caches, such as the encoder's, that only one thread may use
 
 
-def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
+def _run_task(function: Callable[[Any], Any], task: Any, facts: Facts) -> Any:
     """Run one task on this worker. Check the worker first, because it may have joined after the others."""
-    _check_this_worker(expectation)
+    _check_this_worker(facts)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tasks already run in parallel
     with _TASK_LOCK:
         return function(task)
 
 
-@lru_cache(maxsize=4)  # once per expectation, because it takes longer than a small task
-def _check_this_worker(expectation: Expectation) -> None:
-    if details := expectation.difference():
+@lru_cache(maxsize=4)  # once per sender, because it takes longer than a small task
+def _check_this_worker(facts: Facts) -> None:
+    if details := difference(facts):
         from distributed import get_worker
 
         raise _mismatch(get_worker().address, details)

@@ -73,7 +73,7 @@ class Corpus:
         pieces: list[str] = []
         for _, source, number in _chosen(self.training.sources, MIN_PIECES):
             text = ""
-            for document in documents.read(ByteRange(source.streamed), config, Counter()):
+            for document in documents.read(ByteRange(source), config, Counter()):
                 text += f"{document.text}\n"
                 if len(text) >= number * PIECE_CHARACTERS:
                     break
@@ -184,7 +184,7 @@ def _copy_rows(source: Source, path: Path, size: int, config: DataConfig) -> tup
     field = names_of(config.text_field)[0]
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as file:
-        for document in documents.read(ByteRange(source.streamed), config, Counter()):
+        for document in documents.read(ByteRange(source), config, Counter()):
             num_documents += document.ends_document
             num_bytes += file.write(json.dumps({field: document.text}) + "\n")
             if num_bytes > size:

@@ -104,31 +104,26 @@ def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> s
     return held_out
 
 
-def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
+def open_dataset(location: str) -> dict[str, Any]:
     """Return the splits of a dataset by name. The key is "" if the location has a split, or the only split has no name.
 
-    With `streaming`, rows can only be read in order, and the dataset is not built unless it cannot be streamed.
+    The first call downloads and builds a dataset of the hub.
     """
     import datasets
 
     parsed = _parse(location)
     name, config, split = parsed
-    if parsed.is_saved:  # each split is opened separately because `datasets` fails on a split without rows
-        names = parsed.saved_splits
-        if split and split not in names:
-            raise _no_split(split, location, names)
-        keys = names if names and not split else [""]
-        folders = {key: str(Path(name, key or split)) for key in keys}
-        remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
-        return _call(lambda: {key: datasets.load_from_disk(path) for key, path in folders.items()}, location, remedy)
-    options = {"split": split or None, "streaming": streaming}
-    try:
-        data = _call(lambda: datasets.load_dataset(name, config or None, **options), location)
-    except InputError:  # slices of a split and datasets that are only in the cache cannot be streamed
-        if not streaming:
-            raise
-        return open_dataset(location)
-    return dict(data) if isinstance(data, dict) else {"": data}
+    if not parsed.is_saved:
+        data = _call(lambda: datasets.load_dataset(name, config or None, split=split or None), location)
+        return dict(data) if isinstance(data, dict) else {"": data}
+    # Each split is opened separately because `datasets` fails on a split without rows.
+    names = parsed.saved_splits
+    if split and split not in names:
+        raise _no_split(split, location, names)
+    keys = names if names and not split else [""]
+    folders = {key: str(Path(name, key or split)) for key in keys}
+    remedy = "write it again: splits without rows cannot be read, and a file may be damaged"
+    return _call(lambda: {key: datasets.load_from_disk(path) for key, path in folders.items()}, location, remedy)
 
 
 @lru_cache(maxsize=1)
@@ -136,20 +131,6 @@ def cached_dataset(location: str, _version: str) -> Any:
     """Return the only split of `open_dataset(location)`. A process opens it once for all parts that it reads."""
     (rows,) = open_dataset(location).values()
     return rows
-
-
-def rows_or_files(location: str) -> tuple[int, list[str]]:
-    """Return the number of rows of a dataset and no files, or 0 and the split's files if the number is unknown."""
-    import datasets
-
-    parsed = _parse(location)
-    if not parsed.is_saved:
-        builder = _call(lambda: datasets.load_dataset_builder(parsed.name, parsed.config or None), location)
-        if split_info := (builder.info.splits or {}).get(parsed.split):
-            return int(split_info.num_examples), []
-        if files := (builder.config.data_files or {}).get(parsed.split):
-            return 0, [str(file) for file in files]
-    return sum(len(rows) for rows in open_dataset(location).values()), []
 
 
 def rows_of(rows: Iterable[dict[str, Any]], location: str) -> Iterator[dict[str, Any]]:

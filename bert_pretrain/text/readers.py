@@ -16,10 +16,9 @@ from typing import Any
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
-from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet, text_files
-from bert_pretrain.text.hub_datasets import cached_dataset, open_dataset, rows_of, rows_or_files
-from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, Source, evenly_spaced
+from bert_pretrain.text.hub_datasets import cached_dataset, rows_of
+from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import FIRST, ByteRange, Position, count_reason
 
 Record = tuple[dict[str, Any], Position]
@@ -48,18 +47,14 @@ def read_records(
     Invalid UTF-8 is repaired unless `strict`. `header` names the columns of CSV or TSV without a header row, and
     `any_width` allows rows longer than the header. Records above `max_bytes` raise an InputError, except in `datasets`.
     """
-    location, format_ = part.source.location, part.source.format
+    format_ = part.source.format
     if format_ in ("jsonl", "json"):
         return _read_json(part, counts, strict, max_bytes)
     if format_ in ("csv", "tsv"):
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if format_ == "parquet":
         return parquet.read_rows(part, columns, max_bytes)
-    if format_ == "stream":
-        (rows,) = open_dataset(location, streaming=True).values()
-    else:
-        rows = cached_dataset(location, part.source.version)
-    return dataset_records(part, rows, columns)
+    return dataset_records(part, cached_dataset(part.source.location, part.source.version), columns)
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
@@ -276,33 +271,20 @@ def _may_join_rows(row: Sequence[str], delimiter: str, num_columns: int) -> bool
     return len(inner) > 3 and all(line.count(delimiter) == num_columns - 1 > 0 for line in inner)
 
 
-def num_rows(source: Source) -> float:
-    """Return the number of records of a Parquet file or dataset.
-
-    For a dataset that is not built, estimate it from some of its Parquet files or from the size of its first records.
-    """
+def num_rows(source: Source) -> int:
+    """Return the number of records of a Parquet file or dataset."""
     if source.format == "parquet":
         return parquet.num_rows(source)
-    rows_if_known, names = rows_or_files(source.location)
-    if rows_if_known:
-        return rows_if_known
-    if names and all(name.endswith(".parquet") for name in names):
-        sampled = evenly_spaced(names, MAX_SAMPLED_SOURCES)
-        return sum(parquet.num_rows(Source(name, "parquet")) for name in sampled) * len(names) / len(sampled)
-    (rows,) = open_dataset(source.location, streaming=True).values()
-    lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
-    return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
+    return len(cached_dataset(source.location, source.version))
 
 
 def dataset_records(part: ByteRange, rows: Any, columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of a split of a dataset. Replace the numbers of each `ClassLabel` by class names."""
-    location = part.source.location
-    names = rows.column_names or list(next(rows_of(rows, location), {}))
-    if present := text_files.present_columns(part, columns, names):
+    if present := text_files.present_columns(part, columns, rows.column_names):
         rows = rows.select_columns(list(present))
     if part.stop is not None:
         rows = rows.select(range(part.start, part.stop))
-    numbered = enumerate(rows_of(rows, location), start=part.start + 1)
+    numbered = enumerate(rows_of(rows, part.source.location), start=part.start + 1)
     return named_records(((record, Position(part, "row", n)) for n, record in numbered), rows.features)
 
 

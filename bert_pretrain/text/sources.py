@@ -58,7 +58,7 @@ class Source:
     """One input file, URL, saved dataset or dataset name."""
 
     location: str
-    format: str  # txt, jsonl, json (array or long objects), csv, tsv, parquet, dataset, stream (a dataset not built)
+    format: str  # txt, jsonl, json (array or long objects), csv, tsv, parquet or dataset
     size: int | None = None  # in bytes
     version: str = ""  # changes with the content: modification time, ETag or fingerprint
     boundary: str = "auto"  # end of a document: `blank_line`, `line`, `file`, `record` or `auto` (detect it)
@@ -91,11 +91,6 @@ class Source:
         if self.format == "dataset":
             return replace(self, location=hub_datasets.absolute(self.location))
         return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
-
-    @property
-    def streamed(self) -> "Source":
-        """The source, whose first rows can be read without building the dataset if it is one."""
-        return replace(self, format="stream") if self.format == "dataset" else self
 
     def copied_to(self, path: Path, format_: str) -> "Source":
         """A local copy of the source in UTF-8, which is read completely."""

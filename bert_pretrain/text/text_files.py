@@ -171,22 +171,16 @@ def read_lines(
     part: ByteRange, counts: Counter[str], *, strict: bool, max_line_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[tuple[str, Position]]:
     """Yield the lines of a text file without their `\\n`, each with its position."""
-    line: list[str] = []  # pieces of an unfinished line
-    number, num_bytes = 1, 0
+    rest, number = "", 1
     for text in text_blocks(part, counts, strict=strict):
-        first, *lines = text.split("\n")
-        num_bytes += len(first.encode())
-        if num_bytes > max_line_bytes:
+        *lines, rest = (rest + text).split("\n")
+        first = lines[0] if lines else rest  # only the first line can be longer than a block
+        if len(first) > max_line_bytes or len(first.encode()) > max_line_bytes:
             raise record_too_large(max_line_bytes, Position(part, "line", number))
-        line.append(first)
-        if lines:
-            lines.insert(0, "".join(line))
-            line = [lines.pop()]
-            num_bytes = len(line[0].encode())
-            lines.reverse()  # so that `pop` frees each line once it is used
-            del text, first  # frees memory: a line can have hundreds of megabytes
-            while lines:
-                yield lines.pop(), Position(part, "line", number)
-                number += 1
-    if any(line):
-        yield "".join(line), Position(part, "line", number)
+        del text, first  # frees memory: a line can have hundreds of megabytes
+        lines.reverse()  # so that `pop` frees each line once it is used
+        while lines:
+            yield lines.pop(), Position(part, "line", number)
+            number += 1
+    if rest:
+        yield rest, Position(part, "line", number)

@@ -17,7 +17,6 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io import cluster
-from bert_pretrain.io.cluster import Expectation
 from bert_pretrain.io.files import read_json
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data.run import make_data
@@ -28,7 +27,7 @@ SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_s
 
 
 def test_a_process_runs_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_check_this_worker", lambda expectation: None)
+    monkeypatch.setattr(cluster, "_check_this_worker", lambda facts: None)
     running, seen = [], []
 
     def work(task: int) -> int:
@@ -159,11 +158,10 @@ def test_unusable_address_is_one_message(address, settings, part, monkeypatch) -
 def test_worker_reports_differences(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("text")
-    expectation = Expectation.of([str(file), str(tmp_path)])
-    assert expectation.difference() is None
-    changed = expectation._replace(facts=(*expectation.facts, ("numpy", "0.1")))
-    assert "numpy" in str(changed.difference())
+    facts = cluster.facts_of([str(file), str(tmp_path)])
+    assert cluster.difference(facts) is None
+    assert "numpy" in str(cluster.difference((*facts, ("numpy", "0.1"))))
     file.write_text("texts")
-    assert "a.txt is 5 bytes there" in str(expectation.difference())
+    assert "a.txt is 5 bytes there" in str(cluster.difference(facts))
     file.unlink()
-    assert "a.txt is missing there" in str(expectation.difference())
+    assert "a.txt is missing there" in str(cluster.difference(facts))

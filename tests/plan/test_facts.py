@@ -23,7 +23,7 @@ from bert_pretrain.plan.facts import (
     shipped_facts,
 )
 from bert_pretrain.plan.timing import MIN_TIMED_NETWORKS, extrapolated, measure_machine, speed_of
-from bert_pretrain.text import corpus, documents
+from bert_pretrain.text import documents
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -105,14 +105,6 @@ def test_for_large_files_of_running_text_another_boundary_is_found(tmp_path: Pat
     wrapped = tmp_path / "wrapped.txt"  # whose lines are no documents
     wrapped.write_text("\n".join(["a line without its end, as in a book that was"] * 100))
     assert measure_text([str(wrapped)], DataConfig()).boundary == ""
-
-
-def test_only_sampled_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "MAX_PIECES", 16)
-    for number in range(40):
-        (tmp_path / f"{number:02}.txt").write_text(PARAGRAPH)
-    (tmp_path / "00.txt").write_bytes(bytes(range(128, 128 + len(PARAGRAPH))))  # `vocab` refuses it
-    assert measure_text([str(tmp_path)], DataConfig(document_boundary="file")).documents == pytest.approx(40, abs=1)
 
 
 def test_large_file_of_one_document_counts_as_one_document(tmp_path: Path) -> None:
