@@ -20,8 +20,9 @@ from bert_pretrain.text import parquet
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
 from bert_pretrain.text.readers import SURPLUS, Record, check_texts, dataset_records, named_records, read_records
+from bert_pretrain.text.reasons import count_reason, describe_reasons
 from bert_pretrain.text.sources import Source, examined, sample_text
-from bert_pretrain.text.text_files import ByteRange, count_reason, describe_reasons, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, read_lines, text_blocks
 
 INPUT = "INPUT"  # the argument of `predict`, which is not an option
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl"}

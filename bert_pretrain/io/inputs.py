@@ -58,7 +58,7 @@ def open_raw(location: str) -> BinaryIO:
 def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     """Return the decompressed stream of an open file, according to the file extension of its location."""
     for ending, decompressor in _DECOMPRESSORS.items():
-        if location.endswith(ending):
+        if location.lower().endswith(ending):
             return cast(BinaryIO, decompressor(raw))
     return raw
 

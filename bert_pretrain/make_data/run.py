@@ -7,7 +7,7 @@ kept, so the same command resumes after an interruption.
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import AUTO_LANGUAGE, Config
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
-from bert_pretrain.io.manifest import Output, OutputState, check_writable
+from bert_pretrain.io.manifest import Output, OutputState, check_writable, read_record
 from bert_pretrain.io.pool import LocalPool, Pool, open_pool, run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.assignment import RECORDS, Assignment, assign
@@ -59,7 +59,7 @@ def make_data(
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     cores = workers or available_cores()
     text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words)
-    _check_accents(text, tokenizer)
+    _check_vocabulary(text, tokenizer, vocab)
     files = [vocab, *(Path(source.location) for source in text.sources if source.is_local)]
     out = Output(output, "data", _identity(text, tokenizer), files)
     if dry_run:
@@ -84,7 +84,13 @@ def make_data(
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
         _write_dataset_card(output, list(contents["splits"]))
-        body = _manifest_body(text, tokenizer, contents)
+        body = {
+            "config": {"data": text.config.model_dump(mode="json")},
+            "seed": text.config.seed,
+            "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+            **text.record,
+            **contents,
+        }
         out.publish(body)
         _remove_records(output)
         print(f"{summary.describe(body)}\ndata folder: {output}")
@@ -96,8 +102,14 @@ def _remove_records(output: Path) -> None:
         shutil.rmtree(records, ignore_errors=True)
 
 
-def _check_accents(text: Corpus, tokenizer: Tokenizer) -> None:
-    """Warn if the vocabulary strips accents that `vocab` would keep for this text."""
+def _check_vocabulary(text: Corpus, tokenizer: Tokenizer, vocab: Path) -> None:
+    """Warn if the vocabulary was made for another language, or strips accents that `vocab` would keep for this text."""
+    made_for = read_record(vocab).get("language", AUTO_LANGUAGE)
+    if made_for not in (AUTO_LANGUAGE, text.config.language):
+        print(
+            f"warning: the vocabulary was made for text in {made_for}, and this text is in {text.config.language}\n"
+            "  hint: build one from this text with 'bert-pretrain vocab'"
+        )
     if not tokenizer.strips_accents:
         return
     lowercase = bool(tokenizer.settings["do_lower_case"])
@@ -207,20 +219,6 @@ def _build_shards(assignment: Assignment, pool: Pool) -> dict[str, dict[str, Any
             "unigram_entropy": summary.unigram_entropy(counts[split], counts["train"]),
         }
     return entries
-
-
-def _manifest_body(text: Corpus, tokenizer: Tokenizer, contents: Mapping[str, Any]) -> dict[str, Any]:
-    inputs: list[dict[str, Any]] = []
-    for source in text.sources:
-        split = "validation" if source.is_validation else "train"
-        inputs.append({"location": source.location, **source.identity, "split": split, "weight": source.weight})
-    return {
-        "config": {"data": text.config.model_dump(mode="json")},
-        "seed": text.config.seed,
-        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-        "inputs": inputs,
-        **contents,
-    }
 
 
 def _write_dataset_card(output: Path, splits: Sequence[str]) -> None:

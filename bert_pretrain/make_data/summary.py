@@ -18,9 +18,9 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.make_data.assignment import MAX_HELD_OUT_SHARE, Assignment, held_out_share, min_documents
 from bert_pretrain.text.corpus import Corpus, Sample
+from bert_pretrain.text.reasons import describe_reasons, join_reasons
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
-from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}  # names of the share of label 0, by objective

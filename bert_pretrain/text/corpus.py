@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,20 @@ class Corpus:
     def training(self) -> "Corpus":
         """The corpus without the held-out sources."""
         return replace(self, sources=tuple(source for source in self.sources if not source.is_validation))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the text is and how it is read, for the manifests of a vocabulary and of data."""
+        inputs = [
+            {
+                "location": source.location,
+                **source.identity,
+                "split": "validation" if source.is_validation else "train",
+                "weight": source.weight,
+            }
+            for source in self.sources
+        ]
+        return {"language": self.config.language, "word_segmenter": self.config.word_segmenter, "inputs": inputs}
 
     def _with_language(self) -> DataConfig:
         """Return the configuration with language and word segmenter, detected in a sample unless they are set."""

@@ -18,8 +18,9 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
 from bert_pretrain.text import parquet, text_files
 from bert_pretrain.text.hub_datasets import cached_dataset, rows_of
+from bert_pretrain.text.reasons import FIRST, count_reason
 from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import FIRST, ByteRange, Position, count_reason
+from bert_pretrain.text.text_files import ByteRange, Position
 
 Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None  # the key of a row's fields beyond the header, as in `csv.DictReader`

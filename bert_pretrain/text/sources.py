@@ -28,6 +28,7 @@ from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.layout import CLEARLY_LINES, CLEARLY_PARAGRAPHS, delimiter_of, evidence_of_lines
+from bert_pretrain.text.reasons import count_reason, describe_reasons
 
 FORMATS = {
     ".txt": "txt",
@@ -256,7 +257,8 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     empty = [source.location for source in sources if source.size == 0]
     if len(empty) == len(sources):
         raise InputError("the file is empty", where=empty[0], remedy="leave it out, or write it again")
-    _print_skipped("empty files", empty)
+    if empty:
+        print(f"not read: {len(empty)} empty files (first: {empty[0]})")
     return [source for source in sources if source.size != 0]
 
 
@@ -264,27 +266,20 @@ def _local_files(item: str) -> list[str]:
     """Return the files of a path or glob, in a fixed order."""
     if os.path.isdir(item):
         return _files_below(Path(item))
-    if os.path.isfile(item) and item != "/dev/stdin":
+    if os.path.isfile(item):
         return [item]
-    if os.path.exists(item) or item == "-":
-        remedy = "write the text to a file, such as text.txt, and name the file"
-        raise InputError("a pipe or device cannot be read several times, as inputs are", where=item, remedy=remedy)
     locations: list[str] = []
     for match in map(Path, sorted(glob.glob(str(Path(item)), recursive=True))):
         if match.is_file():
             locations.append(str(match))
-        elif not match.exists():
-            raise InputError("the link leads to nothing", where=str(match), remedy="repair the link, or remove it")
+        elif not match.is_dir():
+            remedy = "repair the link; write the text of a pipe or device, which cannot be read twice, to a file"
+            raise InputError("it is neither a file nor a folder", where=str(match), remedy=remedy)
         elif "**" not in item and not is_output(match):  # `**` finds the files of folders itself
             locations += _files_below(match, may_be_empty=True)
     if not locations:
         raise InputError("there is no such file or folder", where=item, remedy="check the path")
     return locations
-
-
-def _print_skipped(what: str, paths: Sequence[str]) -> None:
-    if paths:
-        print(f"not read: {len(paths)} {what} (first: {min(paths)})")
 
 
 def _files_below(path: Path, *, may_be_empty: bool = False) -> list[str]:
@@ -294,50 +289,50 @@ def _files_below(path: Path, *, may_be_empty: bool = False) -> list[str]:
     vocab.txt.
     """
     files: list[str] = []
-    outputs: list[str] = []
+    skipped: Counter[str] = Counter()
     errors: list[OSError] = []
-    datasets: list[str] = []
-    unread: list[str] = []
     for folder, subfolders, names in os.walk(path, onerror=errors.append):
         if hub_datasets.is_dataset(folder):
-            datasets.append(folder)
+            count_reason(skipped, "saved datasets, which can be named as dataset:FOLDER", folder)
             subfolders.clear()
             continue
-        unread += (link for name in subfolders if os.path.islink(link := os.path.join(folder, name)))
-        visible = [name for name in subfolders if not name.startswith(".")]
-        found_outputs = {name for name in visible if is_output(Path(folder, name))}
-        subfolders[:] = [name for name in visible if name not in found_outputs]
-        if found_outputs or "plan.yaml" in names:
-            found_outputs |= _RUN_FILES.intersection(names)
-        outputs += (os.path.join(folder, name) for name in found_outputs)
-        for name in names:
+        visible = [name for name in sorted(subfolders) if not name.startswith(".")]
+        outputs = {name for name in visible if is_output(Path(folder, name))}
+        if outputs or "plan.yaml" in names:
+            outputs |= _RUN_FILES.intersection(names)
+        subfolders[:] = [name for name in visible if name not in outputs]
+        texts = [name for name in names if _format_of(name) and not name.startswith(".")]
+        for name in [*visible, *texts]:
             file = os.path.join(folder, name)
-            if name.startswith(".") or name in found_outputs or not _format_of(name.lower()):
-                continue
-            if not _format_of(name) or not os.path.exists(file):
-                unread.append(file)
+            if name in outputs:
+                count_reason(skipped, "outputs of bert-pretrain", file)
             elif os.path.isfile(file):
                 files.append(file)
-    unread += (str(error.filename) for error in errors)
-    _print_skipped("outputs of bert-pretrain", outputs)
-    _print_skipped("links to folders or to nothing, endings in capitals or without permission", unread)
-    _print_skipped("saved datasets, each of which can be named as dataset:FOLDER", datasets)
-    if not files and not may_be_empty:
-        raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
+            elif os.path.islink(file):
+                count_reason(skipped, "links to folders or to nothing", file)
+    for error in errors:
+        count_reason(skipped, "folders without permission", str(error.filename))
     files.sort(key=lambda file: file.split(os.sep))
     by_target: dict[str, str] = {}
-    links = [file for file in files if by_target.setdefault(os.path.realpath(file), file) != file]
-    _print_skipped("links to other files of the folder", links)
+    for file in files:
+        if by_target.setdefault(os.path.realpath(file), file) != file:
+            count_reason(skipped, "links to other files of the folder", file)
+    for line in describe_reasons(skipped):
+        print(f"not read: {line}")
+    if not files and not may_be_empty:
+        raise InputError("the folder has no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     return list(by_target.values())
 
 
 def _format_of(name: str) -> str | None:
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    return FORMATS.get(os.path.splitext(name.removesuffix(compression))[1])
+    stem, ending = os.path.splitext(name.lower())
+    if ending in COMPRESSIONS:
+        ending = os.path.splitext(stem)[1]
+    return FORMATS.get(ending)
 
 
 def is_compressed(location: str) -> bool:
-    return location.endswith(COMPRESSIONS)
+    return location.lower().endswith(COMPRESSIONS)
 
 
 def _some_of(sources: list[Source], fraction: float) -> list[Source]:

@@ -22,8 +22,9 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.ragged import offsets_of, spans
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.readers import read_texts
+from bert_pretrain.text.reasons import describe_reasons, join_reasons
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 if TYPE_CHECKING:

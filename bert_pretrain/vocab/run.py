@@ -20,8 +20,9 @@ from bert_pretrain.io.pool import open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
 from bert_pretrain.text.readers import check_decoded, check_texts
+from bert_pretrain.text.reasons import describe_reasons, join_reasons
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
-from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 from bert_pretrain.text.tokenizer_folder import NORMALIZER_NAMES
 from bert_pretrain.vocab.counting import Counts, count_groups
@@ -76,9 +77,8 @@ def make_vocab(
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
-            "language": config.data.language,
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-            "inputs": [{"location": source.location, **source.identity} for source in sources],
+            **text.record,
             "metrics": metrics,
             "files": checksums_of(output, tokenizer.files),
         }

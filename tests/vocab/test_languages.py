@@ -95,6 +95,17 @@ def test_make_data_warns_about_stripped_accents(tmp_path: Path, capsys) -> None:
     assert "warning: the vocabulary strips accents" in output
 
 
+def test_make_data_warns_about_a_vocabulary_for_another_language(tmp_path: Path, capsys) -> None:
+    text = "\n\n".join(f"{HINDI}\n{number} {HINDI}" for number in range(30))
+    make(text, "hi", tmp_path)
+    (tmp_path / "b.txt").write_text(text.replace(HINDI, "In the morning the old miller walked through the forest."))
+    config = load_config(settings=["data.max_seq_length=64"])
+    for name, is_other in (("a.txt", False), ("b.txt", True)):
+        make_data(config, [str(tmp_path / name)], tmp_path / "vocab", tmp_path / "data", workers=1, dry_run=True)
+        warning = "the vocabulary was made for text in hi, and this text is in en"
+        assert (warning in capsys.readouterr().out) == is_other
+
+
 def test_accent_loss_counts_each_merged_word_once() -> None:
     loss = accent_loss({"ma": 5, "má": 3, "mà": 1, "cafés": 1, "here": 10}, lowercase=True)
     assert loss.changed == 5 / 20
