@@ -379,12 +379,8 @@ def _detected_alone(source: Source, config: DataConfig) -> Source:
         return replace(source, delimiter=delimiter_of(text))
     if source.format == "jsonl" and _WHOLE_JSON.match(text):
         return replace(source, format="json")
-    if source.format == "txt":
-        if "\n" not in text and text.rstrip("\r").count("\r") > 1:
-            remedy = "convert it, after unpacking: tr '\\r' '\\n' < old.txt > new.txt"
-            raise InputError("its lines end in CR without LF", where=source.location, remedy=remedy)
-        if "auto" in (source.boundary, config.sentence_splitter):
-            return replace(source, evidence=evidence_of_lines(text, config.language))
+    if source.format == "txt" and "auto" in (source.boundary, config.sentence_splitter):
+        return replace(source, evidence=evidence_of_lines(text, config.language))
     return source
 
 

@@ -26,8 +26,7 @@ from tests.make_data.test_faults import num_shards
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_shard=128"]
 
 
-def test_a_process_runs_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_check_this_worker", lambda facts: None)
+def test_a_process_runs_one_task_at_a_time() -> None:
     running, seen = [], []
 
     def work(task: int) -> int:
@@ -38,7 +37,7 @@ def test_a_process_runs_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
         return task
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda task: cluster._run_task(work, task, None), range(8))) == list(range(8))
+        assert list(threads.map(lambda task: cluster._run_task(work, task, ()), range(8))) == list(range(8))
     assert seen == [1] * 8
 
 
