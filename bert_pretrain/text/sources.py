@@ -240,11 +240,12 @@ def _find(item: str, config: DataConfig) -> list[Source]:
     configured = config.document_boundary
     boundaries = configured if isinstance(configured, dict) else {}
     default = boundaries.get(item, "auto") if isinstance(configured, dict) else configured
+    item = os.path.expanduser(item)
     if hub_datasets.is_dataset(item):
         splits = hub_datasets.split_names(item)
         sources = [Source(f"{item}@{split}", "dataset", boundary=default, split=split) for split in splits]
         return [source.measured() for source in sources or [Source(item, "dataset", boundary=default)]]
-    locations = matching_urls(item) if is_url(item) else _local_files(os.path.expanduser(item))
+    locations = matching_urls(item) if is_url(item) else _local_files(item)
     sources = []
     for location in locations:
         if (format_ := _format_of(location)) is None:
