@@ -265,7 +265,7 @@ class StepRunner:
             rng.integers(0, 2, examples).astype(np.uint8),
         )
         assigned = assign_by_length(drawn.lengths, max(length, micro_batch_tokens), rank=0, num_ranks=1)
-        batch = global_batch_of([(drawn, np.arange(examples))], assigned)
+        batch = global_batch_of(drawn, assigned)
         if outputs < vocab_size:
             batch = batch.with_candidates(CandidateSampler(np.ones(vocab_size), outputs, seed=0).draw(step=0))
         return batch.to(self.device)

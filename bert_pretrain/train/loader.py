@@ -13,9 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.examples import concatenate
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.train import packing
 from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
@@ -63,7 +65,8 @@ class TrainingData:
     def global_batch(self, step: int) -> GlobalBatch:
         """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
-        lengths = packing.lengths_of(parts)
+        examples = concatenate([shard.take(rows) for shard, rows in parts])
+        lengths = examples.lengths
         if self.static_shapes:
             assigned = packing.assign_evenly(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
             num_shares = len(assigned) * self.num_ranks
@@ -76,7 +79,7 @@ class TrainingData:
         else:
             assigned = packing.assign_by_length(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
             multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        batch = packing.global_batch_of(parts, assigned, multiples)
+        batch = packing.global_batch_of(examples, assigned, multiples)
         if self.sampler is not None:
             batch = batch.with_candidates(self.sampler.draw(step))
         return batch
@@ -125,11 +128,11 @@ def evaluation_batches(
     for record in records:
         first, last = np.searchsorted(chosen, [first_row, first_row + record.rows])
         if first < last:
-            parts = [(read_shard(data.path, record), chosen[first:last] - first_row)]
-            assigned = packing.assign_by_length(packing.lengths_of(parts), micro_batch_tokens, rank=0, num_ranks=1)
+            examples = read_shard(data.path, record).take(chosen[first:last] - first_row)
+            assigned = packing.assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1)
             own = assigned[(rank - num_micro_batches) % num_ranks :: num_ranks]
             if own:
-                yield from packing.global_batch_of(parts, own, multiples).micro_batches
+                yield from packing.global_batch_of(examples, own, multiples).micro_batches
             num_micro_batches += len(assigned)
         first_row += record.rows
 
@@ -152,7 +155,7 @@ class Prefetcher(Generic[AnyBatch]):
     def _read(self) -> AnyBatch | None:
         batch = next(self._batches, None)
         if batch is not None and self._device.type == "cuda":
-            batch = batch.pin_memory()
+            batch = batch.with_tensors(Tensor.pin_memory)
         return batch
 
     def __iter__(self) -> "Prefetcher[AnyBatch]":
@@ -166,7 +169,7 @@ class Prefetcher(Generic[AnyBatch]):
         self._ready.append(self._thread.submit(self._read))
         if batch is None:
             raise StopIteration
-        return batch.to(self._device)
+        return batch.with_tensors(lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def close(self) -> None:
         """Stop the thread and wait for it."""

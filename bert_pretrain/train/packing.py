@@ -4,17 +4,17 @@ A packed micro-batch is a concatenation of sequences without padding. A tail of 
 The division into micro-batches affects speed, memory and dropout masks, but otherwise not the gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.examples.examples import IGNORE_INDEX, Examples, concatenate
-from bert_pretrain.model.sequences import Packed, batches_by_length, pack_sequences
+from bert_pretrain import ragged
+from bert_pretrain.examples.examples import IGNORE_INDEX, Examples
+from bert_pretrain.model.sequences import Packed, batches_by_length
 from bert_pretrain.train.sampled_softmax import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up
@@ -54,19 +54,6 @@ class Batch:
             return None
         return Candidates(self.candidate_ids, self.candidate_log_probabilities)
 
-    def with_candidates(self, candidates: Candidates) -> "Batch":
-        return replace(
-            self,
-            candidate_ids=candidates.token_ids,
-            candidate_log_probabilities=candidates.log_probabilities,
-        )
-
-    def to(self, device: torch.device) -> "Batch":
-        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "Batch":
-        return self.with_tensors(Tensor.pin_memory)
-
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -88,13 +75,19 @@ class GlobalBatch:
     sum_squared_lengths: int
 
     def to(self, device: torch.device) -> "GlobalBatch":
-        return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
+        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> "GlobalBatch":
-        return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "GlobalBatch":
+        """Return the batch with a change of each tensor."""
+        return replace(self, micro_batches=[batch.with_tensors(change) for batch in self.micro_batches])
 
     def with_candidates(self, candidates: Candidates) -> "GlobalBatch":
-        return replace(self, micro_batches=[batch.with_candidates(candidates) for batch in self.micro_batches])
+        """Return the batch with a sampled softmax."""
+        changes: dict[str, Any] = {
+            "candidate_ids": candidates.token_ids,
+            "candidate_log_probabilities": candidates.log_probabilities,
+        }
+        return replace(self, micro_batches=[replace(batch, **changes) for batch in self.micro_batches])
 
     def num_outputs(self, vocab_size: int) -> int:
         """Return the number of logits per masked token: those of the vocabulary, or of the candidates."""
@@ -161,35 +154,6 @@ def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_r
     return _snake_shares(lengths, num_ranks * num_micro_batches)[rank::num_ranks]
 
 
-def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
-    """Append a tail of dummy sequences, at least one, that rounds the sizes of a micro-batch up to the multiples."""
-    max_seqlen = _round_up(batch.max_seqlen, multiples.max_seqlen)
-    min_sequences = batch.num_sequences + _min_tail_sequences(multiples.tokens, max_seqlen)
-    tail_sequences = _round_up(min_sequences, multiples.sequences) - batch.num_sequences
-    tail_tokens = _round_up(batch.num_tokens + tail_sequences, multiples.tokens) - batch.num_tokens
-    tail_masks = -batch.num_predictions % multiples.masked
-    # The lengths of the tail's sequences differ by at most one token.
-    lengths = tail_tokens // tail_sequences + (np.arange(tail_sequences) < tail_tokens % tail_sequences)
-    bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
-    masked_labels = batch.masked_labels
-    pair_labels = batch.next_sentence_labels
-    if multiples.with_labels:
-        masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORE_INDEX)
-    if multiples.with_labels and pair_labels is not None:
-        pair_labels = F.pad(pair_labels, (0, tail_sequences), value=IGNORE_INDEX)
-    return replace(
-        batch,
-        input_ids=F.pad(batch.input_ids, (0, tail_tokens)),
-        token_type_ids=F.pad(batch.token_type_ids, (0, tail_tokens)),
-        position_ids=F.pad(batch.position_ids, (0, tail_tokens)),
-        cu_seqlens=torch.cat([batch.cu_seqlens, bounds]),
-        masked_positions=F.pad(batch.masked_positions, (0, tail_masks)),
-        masked_labels=masked_labels,
-        next_sentence_labels=pair_labels,
-        max_seqlen=max_seqlen,
-    )
-
-
 def _min_tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
     """Return enough sequences for any tail: each has one token, and they share up to `unit_tokens` - 1 more tokens."""
     return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
@@ -212,68 +176,72 @@ def _snake_shares(lengths: np.ndarray, num_shares: int) -> list[np.ndarray]:
     return [order[owner == share] for share in range(num_shares)]
 
 
-def lengths_of(parts: Sequence[tuple[Examples, np.ndarray]]) -> np.ndarray:
-    """Return the lengths of the examples of a global batch, given as (shard, rows) parts."""
-    return np.concatenate([shard.lengths[rows] for shard, rows in parts])
-
-
 def global_batch_of(
-    parts: Sequence[tuple[Examples, np.ndarray]], assigned: list[np.ndarray], multiples: ShapeMultiples | None = None
+    examples: Examples,
+    assigned: list[np.ndarray],
+    multiples: ShapeMultiples | None = None,
 ) -> GlobalBatch:
     """Pack one rank's micro-batches, with counts of the whole global batch.
 
-    `parts` are the (shard, rows of the shard) parts of the global batch. `assigned` has the indices of each
-    micro-batch's examples in the concatenation of the parts.
+    `examples` are those of all ranks, at least one and with masks. `assigned` has the indices of each micro-batch's
+    examples.
     """
-    local_rows = np.sort(np.concatenate(assigned))
-    examples = _take(parts, local_rows)
-    micro_batches = []
-    for rows in assigned:
-        batch = pack(examples.take(np.searchsorted(local_rows, rows)))
-        micro_batches.append(batch if multiples is None else with_tail(batch, multiples))
-    num_predictions = 0
-    for shard, rows in parts:
-        assert shard.masks is not None
-        num_predictions += int(np.diff(shard.masks.offsets)[rows].sum())
-    lengths = lengths_of(parts).astype(np.int64)
-    has_pairs = parts[0][0].next_sentence_label is not None
     return GlobalBatch(
-        micro_batches,
-        num_sequences=len(lengths),
-        num_pairs=len(lengths) if has_pairs else 0,
-        num_predictions=num_predictions,
-        num_tokens=int(lengths.sum()),
-        sum_squared_lengths=int((lengths**2).sum()),
+        [pack(examples.take(rows), multiples) for rows in assigned],
+        num_sequences=len(examples),
+        num_pairs=0 if examples.next_sentence_label is None else len(examples),
+        num_predictions=len(examples.masked_indices),
+        num_tokens=len(examples.input_ids),
+        sum_squared_lengths=int((examples.lengths**2).sum()),
     )
 
 
-def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
-    """Return the examples with the ascending indices `wanted` in the concatenation of (shard, rows) parts."""
-    taken = []
-    first = 0  # index of the part's first example
-    for shard, rows in parts:
-        begin, end = np.searchsorted(wanted, [first, first + len(rows)])
-        if begin < end:
-            taken.append(shard.take(rows[wanted[begin:end] - first]))
-        first += len(rows)
-    return concatenate(taken)
+def pack(examples: Examples, multiples: ShapeMultiples | None = None) -> Batch:
+    """Concatenate examples, at least one and with masks, into a packed batch.
 
-
-def pack(examples: Examples) -> Batch:
-    """Concatenate examples, at least one and with masks, into a packed batch."""
+    A tail of dummy sequences, at least one, rounds its sizes up to the multiples, if they are given.
+    """
     masks = examples.masks
-    labels = examples.next_sentence_label
     assert masks is not None
+    labels = examples.next_sentence_label
+    bounds = examples.offsets
+    max_seqlen = int(examples.lengths.max())
+    num_masked = len(masks.original_ids)
+    if multiples is not None:
+        max_seqlen = _round_up(max_seqlen, multiples.max_seqlen)
+        bounds = _with_tail(bounds, max_seqlen, multiples)
+        num_masked = _round_up(num_masked, multiples.masked)
+    has_tail_labels = multiples is not None and multiples.with_labels
+    num_masked_labels = num_masked if has_tail_labels else len(masks.original_ids)
+    num_pair_labels = len(bounds) - 1 if has_tail_labels else len(examples)
+    num_tokens = int(bounds[-1])
     return Batch(
-        **pack_sequences(examples)._asdict(),
-        masked_positions=_int64(examples.masked_indices),
-        masked_labels=_int64(masks.original_ids),
-        next_sentence_labels=None if labels is None else _int64(labels),
+        input_ids=_column(examples.input_ids, num_tokens),
+        token_type_ids=_column(examples.is_segment_b, num_tokens),
+        position_ids=_column(ragged.positions_within(examples.offsets), num_tokens),
+        cu_seqlens=torch.from_numpy(bounds.astype(np.int32)),
+        masked_positions=_column(examples.masked_indices, num_masked),
+        masked_labels=_column(masks.original_ids, num_masked_labels, IGNORE_INDEX),
+        next_sentence_labels=None if labels is None else _column(labels, num_pair_labels, IGNORE_INDEX),
+        max_seqlen=max_seqlen,
         num_tokens=len(examples.input_ids),
         num_sequences=len(examples),
         num_predictions=len(masks.original_ids),
     )
 
 
-def _int64(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))
+def _with_tail(offsets: np.ndarray, max_seqlen: int, multiples: ShapeMultiples) -> np.ndarray:
+    """Append the ends of dummy sequences of similar lengths, which round up the numbers of sequences and tokens."""
+    num_sequences = len(offsets) - 1
+    min_sequences = num_sequences + _min_tail_sequences(multiples.tokens, max_seqlen)
+    tail_sequences = _round_up(min_sequences, multiples.sequences) - num_sequences
+    tail_tokens = _round_up(offsets[-1] + tail_sequences, multiples.tokens) - offsets[-1]
+    ends = np.arange(1, tail_sequences + 1) * tail_tokens // tail_sequences
+    return np.concatenate([offsets, offsets[-1] + ends])
+
+
+def _column(values: np.ndarray, size: int, fill: int = 0) -> Tensor:
+    """Return the values as int64, filled up to a size."""
+    column = np.full(size, fill, dtype=np.int64)
+    column[: len(values)] = values
+    return torch.from_numpy(column)

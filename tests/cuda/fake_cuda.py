@@ -87,5 +87,5 @@ def make_state(
 
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:
     """Return a batch with fake tensors in page-locked memory of the CPU, as a step gets it."""
-    fakes = [micro.with_tensors(mode.from_tensor).pin_memory() for micro in batch.micro_batches]
+    fakes = [micro.with_tensors(mode.from_tensor).with_tensors(Tensor.pin_memory) for micro in batch.micro_batches]
     return replace(batch, micro_batches=fakes)

@@ -172,10 +172,7 @@ def captured_steps() -> list[dict[str, Any]]:
     pair of batches has candidates of a sampled softmax.
     """
     multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
-    batches = [
-        global_batch_of([(make_examples(rows, rows), np.arange(rows))], [np.arange(rows)], multiples)
-        for rows in (23, 24)
-    ]
+    batches = [global_batch_of(make_examples(rows, rows), [np.arange(rows)], multiples) for rows in (23, 24)]
     sampler = CandidateSampler(np.full(VOCAB_SIZE, 1 / VOCAB_SIZE), 40, seed=0)
     sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
     return [

@@ -172,7 +172,7 @@ def rows_of(micros: Iterable[Batch]) -> list[tuple[tuple[int, ...], ...]]:
 def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
     """Divide a global batch by `assign_by_length` and return one rank's micro-batches, without tails."""
     assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank, num_ranks)
-    return global_batch_of([(examples, np.arange(len(examples)))], assigned)
+    return global_batch_of(examples, assigned)
 
 
 def cut_alike(
@@ -181,7 +181,7 @@ def cut_alike(
     """One rank's micro-batches of nearly equal shape, as `TrainingData` cuts them with `static_shapes`."""
     assigned = assign_evenly(examples.lengths, tokens, rank, num_ranks)
     multiples = ShapeMultiples.for_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
-    return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
+    return global_batch_of(examples, assigned, multiples)
 
 
 def tiny(*, model: dict[str, Any] | None = None, **train: Any) -> Config:

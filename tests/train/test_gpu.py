@@ -97,7 +97,7 @@ def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attent
     config, fp16 = tiny(optimizer=optimizer, model=NO_DROPOUT if compiled else None), dtype == torch.float16
     state = make_state(config, attention=attention, compiled=compiled, fp16=fp16)
     # Two micro-batches of several thousand tokens: with few of them other kernels are chosen.
-    batch = cut_alike(make_examples(512), 6000, 32, 20.0).pin_memory()
+    batch = cut_alike(make_examples(512), 6000, 32, 20.0).with_tensors(torch.Tensor.pin_memory)
     assert len(batch.micro_batches) == 2
     for number in range(2):
         step(state, batch.to(CUDA), number, dtype)
