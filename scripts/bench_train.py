@@ -245,10 +245,10 @@ class Step:
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._graphs = StepGraphs(runner.model, runner.optimizers) if runner.is_compiled else None
+        self._graphs = StepGraphs(runner.model, runner.state.optimizers) if runner.is_compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
-        self._runner.sums.zero_()
+        self._runner.state.sums.zero_()
         self._runner.step(batch, self._graphs)
 
 

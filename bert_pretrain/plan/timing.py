@@ -34,7 +34,8 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
 from bert_pretrain.train.sampled_softmax import CandidateSampler
-from bert_pretrain.train.step import MicroBatchTooLarge, StepSums, train_step
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import MicroBatchTooLarge, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
@@ -148,7 +149,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, train: Tra
         of_this_size = train.model_copy(update={"global_batch_size": examples})
         batch = training.random_batch(examples, training.micro_batch_tokens(of_this_size), outputs)
         has_graphs = training.is_compiled and not train.activation_checkpointing
-        graphs = StepGraphs(training.model, training.optimizers) if has_graphs else None
+        graphs = StepGraphs(training.model, training.state.optimizers) if has_graphs else None
         seconds = _median_seconds(partial(training.step, batch, graphs), device)
         flops = examples * LENGTH * size.flops_per_token(outputs, LENGTH)
         timed.append((flops, seconds))
@@ -158,7 +159,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, train: Tra
     update_seconds = None
     if len(timed) == 1:
         keep = torch.zeros((), dtype=torch.bool, device=device)
-        update_seconds = _median_seconds(partial(update, training.optimizers, 1e-4, keep), device)
+        update_seconds = _median_seconds(partial(update, training.state.optimizers, 1e-4, keep), device)
     return speed_of(size, timed, update_seconds, has_launches=device.type == "cuda")
 
 
@@ -219,6 +220,7 @@ class StepRunner:
     ) -> None:
         """Choose attention, precision and compilation as training does. `is_timed` allows it to time kernels."""
         self.length = length
+        self.train = train
         self.device = device
         self.dtype = devices.choose_precision(train.precision, device).dtype
         attention, _ = choose_attention(
@@ -238,9 +240,8 @@ class StepRunner:
         self.model.to(device).train()
         if self.is_compiled:
             hardware.compile_layers(self.model)
-        self.network = PretrainingLoss(self.model, compiled=self.is_compiled)
-        self.optimizers = make_optimizers(self.model, train)
-        self.sums = StepSums.zeros(device)
+        network = PretrainingLoss(self.model, compiled=self.is_compiled)
+        self.state = TrainState(self.model, network, make_optimizers(self.model, train), None)
 
     def micro_batch_tokens(self, train: TrainConfig) -> int:
         """Return the tokens of a micro-batch, as training chooses them."""
@@ -271,18 +272,7 @@ class StepRunner:
         return batch.to(self.device)
 
     def step(self, batch: GlobalBatch, graphs: StepGraphs | None = None) -> None:
-        train_step(
-            self.network,
-            self.optimizers,
-            batch,
-            self.sums,
-            seed=0,
-            step=0,
-            learning_rate=1e-4,
-            max_grad_norm=1.0,
-            dtype=self.dtype,
-            graphs=graphs,
-        )
+        train_step(self.state, batch, self.train, step=0, learning_rate=1e-4, dtype=self.dtype, graphs=graphs)
 
 
 def compile_ahead(config: Config) -> Iterator[None]:

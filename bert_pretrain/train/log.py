@@ -30,8 +30,7 @@ from bert_pretrain.metrics import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import too_long
-from bert_pretrain.train.state import Progress, TrainState
-from bert_pretrain.train.step import StepSums
+from bert_pretrain.train.state import Progress, StepSums, TrainState
 
 Record = Mapping[str, Any]
 # A service that receives metrics: its functions to log metrics at a step, and to close it.

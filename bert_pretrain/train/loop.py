@@ -243,16 +243,12 @@ def _step(
     graphs: StepGraphs | None,
 ) -> None:
     train_step(
-        state.network,
-        state.optimizers,
+        state,
         batch,
-        state.sums,
-        seed=run.config.train.seed,
+        run.config.train,
         step=step,
         learning_rate=rate,
-        max_grad_norm=run.config.train.max_grad_norm,
         dtype=run.precision.dtype,
-        loss_scale=state.loss_scale,
         dist_context=run.dist_context,
         graphs=graphs,
     )

@@ -44,8 +44,7 @@ from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume,
 from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
-from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.state import LossScale, TrainState
 
 
 def train(

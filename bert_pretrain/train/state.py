@@ -1,6 +1,7 @@
 """The complete state of a run: saved in a checkpoint, and restored on resume."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,8 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.flops import batch_flops
 from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import GlobalBatch
-from bert_pretrain.train.step import LossScale, StepSums
+
+LOSS_SCALE_GROWTH_STEPS = 2000
 
 
 @dataclass
@@ -43,6 +45,45 @@ class IntervalCounts:
     waited_seconds: float = 0.0
 
 
+class LossScale(NamedTuple):
+    """Dynamic loss scaling for fp16, with the constants of `torch.amp.GradScaler` (Micikevicius et al., 2018)."""
+
+    scale: Tensor  # () float32
+    good_steps: Tensor  # () int32, steps without an overflow since the scale last changed
+
+    @staticmethod
+    def start(device: torch.device) -> "LossScale":
+        return LossScale(torch.tensor(2.0**16, device=device), torch.tensor(0, dtype=torch.int32, device=device))
+
+    def update(self, overflowed: Tensor) -> None:
+        """Halve the scale after an overflow. Double it after `LOSS_SCALE_GROWTH_STEPS` steps without an overflow."""
+        good_steps = torch.where(overflowed, 0, self.good_steps + 1)
+        grows = good_steps >= LOSS_SCALE_GROWTH_STEPS
+        growth = torch.where(grows, 2.0, 1.0)
+        self.scale.mul_(torch.where(overflowed, 0.5, growth))
+        self.good_steps.copy_(torch.where(grows, 0, good_steps))
+
+
+class StepSums(NamedTuple):
+    """Metrics of one step, or their sums since the last log line. On the device they are one float64 tensor, (10,)."""
+
+    mlm_loss: float
+    nsp_loss: float
+    mlm_correct: float
+    nsp_correct: float
+    predictions: float
+    pairs: float
+    skipped: float
+    loss: float
+    grad_norm: float
+    skipped_in_a_row: float  # up to now; a log line does not reset it
+
+    @staticmethod
+    def read(sums: Tensor) -> "StepSums":
+        """Copy the sums to the host. Wait for the device."""
+        return StepSums(*sums.tolist())
+
+
 @dataclass
 class TrainState:
     """Everything that changes during a run."""
@@ -55,7 +96,8 @@ class TrainState:
     interval: IntervalCounts = field(default_factory=IntervalCounts)
 
     def __post_init__(self) -> None:
-        self.sums = StepSums.zeros(next(self.model.parameters()).device)  # (10,): `StepSums` since the last log line
+        # (10,): `StepSums` since the last log line, in float64, so that counts are exact
+        self.sums = torch.zeros(10, dtype=torch.float64, device=next(self.model.parameters()).device)
 
     @property
     def losses(self) -> nn.Module:
@@ -99,7 +141,7 @@ class TrainState:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"optimizer/{name}/{key}"] = value
         if self.loss_scale is not None:
-            tensors |= {f"loss_scale/{name}": tensor for name, tensor in self.loss_scale.tensors().items()}
+            tensors |= {f"loss_scale/{name}": tensor for name, tensor in self.loss_scale._asdict().items()}
         return tensors
 
     def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
@@ -109,16 +151,12 @@ class TrainState:
             optimizer.state.clear()
             for group in optimizer.param_groups:
                 owners |= dict.fromkeys(group["params"], optimizer)
+        others = {} if only_optimizers else self.tensors()
         for full_name, tensor in tensors.items():
-            kind, _, rest = full_name.partition("/")
-            name, _, key = rest.rpartition("/")
-            if kind == "optimizer":
+            if full_name.startswith("optimizer/"):
+                name, _, key = full_name.removeprefix("optimizer/").rpartition("/")
                 parameter = self.model.get_parameter(name)
                 # Copy: safetensors may return a view of the mapped file, which may be deleted with its checkpoint.
                 owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
-            elif only_optimizers:
-                continue
-            elif kind == "interval":
-                self.sums.copy_(tensor)
-            elif self.loss_scale is not None:
-                self.loss_scale.tensors()[key].copy_(tensor)
+            elif full_name in others:
+                others[full_name].copy_(tensor)

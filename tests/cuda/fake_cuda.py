@@ -21,8 +21,7 @@ from bert_pretrain.train import hardware
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch
-from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.state import LossScale, TrainState
 
 CUDA = torch.device("cuda", 0)
 # PyTorch has no fake implementation for a learning rate on the device. The update is in place, so it returns nothing.

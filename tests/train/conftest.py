@@ -40,8 +40,8 @@ from bert_pretrain.train.packing import (
     global_batch_of,
 )
 from bert_pretrain.train.run import train
-from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale, StepSums, train_step
+from bert_pretrain.train.state import LossScale, StepSums, TrainState
+from bert_pretrain.train.step import train_step
 from tests.conftest import reopen
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
@@ -242,10 +242,9 @@ def step(
     rate: float = 1e-3,
     graphs: StepGraphs | None = None,
 ) -> None:
-    train_step(
-        state.network.train(), state.optimizers, batch, state.sums, seed=1, step=number, learning_rate=rate,
-        max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale, graphs=graphs,
-    )  # fmt: skip
+    state.network.train()
+    config = TrainConfig(seed=1, max_grad_norm=1.0)
+    train_step(state, batch, config, step=number, learning_rate=rate, dtype=dtype, graphs=graphs)
 
 
 def take_steps(
@@ -254,7 +253,7 @@ def take_steps(
     dtype: torch.dtype = torch.float32,
     rates: Sequence[float] = (1e-3,),
     graphs: StepGraphs | None = None,
-) -> list[StepSums[float]]:
+) -> list[StepSums]:
     """Take one step per batch, cycling through the learning rates, and return the metrics of each step."""
     metrics = []
     for number, batch in enumerate(batches):

@@ -11,8 +11,7 @@ import torch
 from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs
 from bert_pretrain.train.sampled_softmax import CandidateSampler
-from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.state import LossScale, TrainState
 from tests.train.conftest import (
     NO_DROPOUT,
     VOCAB_SIZE,

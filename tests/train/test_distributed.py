@@ -187,7 +187,7 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     torch.set_autocast_enabled("cuda", dtype == torch.bfloat16)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 60}
-    train = TrainConfig.model_validate({"optimizer": optimizer})
+    train = TrainConfig.model_validate({"optimizer": optimizer, "seed": 1})
     model = BertForPreTraining(ModelConfig(**sizes, **NO_DROPOUT, max_position_embeddings=32), 153)
     model.initialize(1)
     network = parallelize(PretrainingLoss(model, compiled=dtype == torch.bfloat16), dist_context)
@@ -198,10 +198,7 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
         if case.endswith("candidates"):
             batch = batch.with_candidates(CandidateSampler(np.full(153, 1 / 153), 60, seed=1).draw(step))
         with torch.compiler.set_stance("force_eager"):
-            train_step(
-                state.network, state.optimizers, batch, state.sums, seed=1, step=step, learning_rate=5e-3,
-                max_grad_norm=1.0, dtype=dtype, dist_context=dist_context,
-            )  # fmt: skip
+            train_step(state, batch, train, step=step, learning_rate=5e-3, dtype=dtype, dist_context=dist_context)
         if not results:
             results = {f"{case}/gradient/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     torch.set_autocast_enabled("cuda", False)

@@ -22,8 +22,7 @@ from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch
-from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale, StepSums
+from bert_pretrain.train.state import LossScale, StepSums, TrainState
 from tests.train import conftest
 from tests.train.conftest import (
     NO_DROPOUT,

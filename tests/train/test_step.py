@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
+from bert_pretrain.train.state import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
 from tests.train.conftest import NO_DROPOUT, cut, make_examples, make_state, step, take_steps, tiny
 
 
