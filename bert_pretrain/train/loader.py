@@ -15,12 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_pretrain import ragged
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import concatenate
 from bert_pretrain.examples.shards import read_shard
-from bert_pretrain.train import packing
-from bert_pretrain.train.packing import Batch, GlobalBatch, ShapeMultiples
+from bert_pretrain.train.packing import (
+    Batch,
+    GlobalBatch,
+    ShapeMultiples,
+    assign_by_length,
+    assign_evenly,
+    global_batch_of,
+    pack,
+)
 from bert_pretrain.train.sampled_softmax import CandidateSampler
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
@@ -66,23 +74,19 @@ class TrainingData:
         """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         examples = concatenate([shard.take(rows) for shard, rows in parts])
-        lengths = examples.lengths
         if self.static_shapes:
-            assigned = packing.assign_evenly(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
-            num_shares = len(assigned) * self.num_ranks
+            assigned = assign_evenly(examples.lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
             multiples = ShapeMultiples.for_equal_shares(
                 self.global_batch_size,
-                num_shares,
+                len(assigned) * self.num_ranks,
                 self.data.max_seq_length,
                 self._mean_tokens,
             )
         else:
-            assigned = packing.assign_by_length(lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
+            assigned = assign_by_length(examples.lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
             multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        batch = packing.global_batch_of(examples, assigned, multiples)
-        if self.sampler is not None:
-            batch = batch.with_candidates(self.sampler.draw(step))
-        return batch
+        batch = global_batch_of(examples, assigned, multiples)
+        return batch if self.sampler is None else batch.with_candidates(self.sampler.draw(step))
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
         """Yield the global batches of the steps in [first_step, last_step). If `last_step` is None, never end."""
@@ -122,19 +126,19 @@ def evaluation_batches(
         indices = np.unique(np.linspace(0, len(records) - 1, num_shards).round().astype(int))
         records = [records[index] for index in indices]
         num_rows = min(max_rows, sum(record.rows for record in records))
-    chosen = np.linspace(0, sum(record.rows for record in records), num_rows, endpoint=False).astype(np.int64)
-    first_row = 0
+    starts = ragged.offsets_of(np.array([record.rows for record in records]))
+    chosen = np.linspace(0, starts[-1], num_rows, endpoint=False).astype(np.int64)
+    bounds = np.searchsorted(chosen, starts)
     num_micro_batches = 0
-    for record in records:
-        first, last = np.searchsorted(chosen, [first_row, first_row + record.rows])
-        if first < last:
-            examples = read_shard(data.path, record).take(chosen[first:last] - first_row)
-            assigned = packing.assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1)
-            own = assigned[(rank - num_micro_batches) % num_ranks :: num_ranks]
-            if own:
-                yield from packing.global_batch_of(examples, own, multiples).micro_batches
-            num_micro_batches += len(assigned)
-        first_row += record.rows
+    for index, record in enumerate(records):
+        rows = chosen[bounds[index] : bounds[index + 1]] - starts[index]
+        if not len(rows):
+            continue
+        examples = read_shard(data.path, record).take(rows)
+        for assigned in assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1):
+            if num_micro_batches % num_ranks == rank:
+                yield pack(examples.take(assigned), multiples)
+            num_micro_batches += 1
 
 
 class Prefetcher(Generic[AnyBatch]):
@@ -143,14 +147,12 @@ class Prefetcher(Generic[AnyBatch]):
     last_wait_seconds = 0.0  # duration for which the last `next` waited for the thread
 
     def __init__(self, batches: Iterator[AnyBatch], device: torch.device) -> None:
-        self._device = device
-        self.start(batches)
-
-    def start(self, batches: Iterator[AnyBatch]) -> None:
-        """Start a thread that prepares `batches`. Call `close` first if there is an earlier thread."""
         self._batches: Iterator[AnyBatch] = batches
+        self._device = device
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._ready: deque[Any] = deque(self._thread.submit(self._read) for _ in range(NUM_PREFETCHED))
+        self._ready: deque[Any] = deque(
+            self._thread.submit(self._read) for _ in range(NUM_PREFETCHED)
+        )
 
     def _read(self) -> AnyBatch | None:
         batch = next(self._batches, None)
@@ -164,7 +166,7 @@ class Prefetcher(Generic[AnyBatch]):
     def __next__(self) -> AnyBatch:
         """Return the next batch, or raise the error of the thread."""
         begin = time.perf_counter()
-        batch: AnyBatch | None = self._ready.popleft().result()
+        batch = self._ready.popleft().result()
         self.last_wait_seconds = time.perf_counter() - begin
         self._ready.append(self._thread.submit(self._read))
         if batch is None:

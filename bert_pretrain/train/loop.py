@@ -29,78 +29,68 @@ MAX_SKIPPED_IN_A_ROW = 30  # the loss scale of fp16 needs 16 skipped steps to fa
 Evaluate = Callable[[bool], dict[str, float] | None]
 
 
-def fit(
-    run: ResolvedRun,
-    state: TrainState,
-    data: TrainingData,
-    log: RunLog,
-    evaluate: Evaluate,
-    checkpoints: CheckpointWriter,
-    *,
-    evaluate_first: bool,
-) -> None:
-    """Train from the state's step to the end of the run and save the last checkpoint.
-
-    The state is changed in place. SIGUSR1 saves a checkpoint. Stop signals save one, without a due evaluation, and
-    raise `Interrupted`.
-    """
-    graphs = _step_graphs(run, state)
-    # The first step may compile. The second step may capture a CUDA graph. Several ranks agree on the time after the
-    # first step only after the second.
-    num_slow_steps = 2 if graphs is not None or run.dist_context.size > 1 else 1
-    clock = RunClock(
-        run.config.train,
-        run.length,
-        state.progress,
-        run.dist_context,
-        is_start=evaluate_first,
-        slow_steps_left=num_slow_steps,
-    )
-    state.network.train()
-    with (
-        contextlib.closing(Prefetcher(data.batches(state.progress.step, run.length.steps), run.device)) as batches,
-        contextlib.closing(clock),
-        SignalRequests() as signals,
-        _fork_rng(run.device),
-    ):
-        loop = Loop(run, state, data, log, evaluate, checkpoints, graphs, clock, batches, signals)
-        actions = {"log": loop.log_metrics, "evaluate": loop.evaluate, "save": loop.save}
-        loop.begin()
-        while not clock.is_over:
-            loop.step()
-            for action in clock.due():
-                actions[action]()
-        loop.end()
-
-
 @dataclass
 class Loop:
     """The objects of a training loop, and its actions."""
 
     run: ResolvedRun
-    state: TrainState
+    state: TrainState  # changed in place
     data: TrainingData
     log: RunLog
     measure: Evaluate
     checkpoints: CheckpointWriter
-    graphs: StepGraphs | None
-    clock: RunClock
-    batches: Prefetcher[GlobalBatch]
-    signals: SignalRequests
+    is_start: bool  # False for a run that resumes
     rate: float = 0.0  # learning rate of the last step
+
+    def __post_init__(self) -> None:
+        self.graphs = _step_graphs(self.run, self.state)
+        self.clock = RunClock(
+            self.run.config.train,
+            self.run.length,
+            self.state.progress,
+            self.run.dist_context,
+            self.is_start,
+            # The first step may compile. The second step may capture a CUDA graph. Several ranks agree on the time
+            # after the first step only after the second.
+            slow_steps_left=2 if self.graphs is not None or self.run.dist_context.size > 1 else 1,
+        )
+        self.signals = SignalRequests()
+        self.batches = self._prefetcher()
+
+    def fit(self) -> None:
+        """Train from the state's step to the end of the run and save the last checkpoint.
+
+        SIGUSR1 saves a checkpoint. Stop signals save one, without a due evaluation, and raise `Interrupted`.
+        """
+        self.state.network.train()
+        with contextlib.closing(self), self.signals, _fork_rng(self.run.device):
+            self.begin()
+            while not self.clock.is_over:
+                self.step()
+                due = self.clock.due()
+                if "log" in due:
+                    self.log_metrics()
+                if "evaluate" in due:
+                    self.evaluate()
+                if "save" in due:
+                    self.save()
+            self.end()
 
     @property
     def num_steps(self) -> int:
         """Number of finished steps."""
         return self.state.progress.step
 
+    def _prefetcher(self) -> Prefetcher[GlobalBatch]:
+        return Prefetcher(self.data.batches(self.num_steps, self.run.length.steps), self.run.device)
+
     def begin(self) -> None:
         """Run evaluations that are missing, and check that there is time for a step."""
-        if self.clock.is_start or self.num_steps % self.run.config.train.eval_every == 0:
-            self._evaluate_if_missing(all_examples=False)  # a stop signal may have skipped this one
+        if self.is_start or self.num_steps % self.run.config.train.eval_every == 0:
+            self.evaluate()  # a stop signal may have skipped this one
         self.clock.advance(0)
         if self.clock.is_over and self.num_steps:
-            self._evaluate_if_missing(all_examples=True)
+            self.evaluate()
         elif self.clock.is_over:
             _report_no_time(self.run, self.clock)
 
@@ -127,12 +117,21 @@ class Loop:
             begin = time.perf_counter()
             batch = self._next_batch()
             try:
-                _step(self.run, self.state, batch, self.num_steps, self.rate, self.graphs)
+                train_step(
+                    self.state,
+                    batch,
+                    self.run.config.train,
+                    step=self.num_steps,
+                    learning_rate=self.rate,
+                    dtype=self.run.precision.dtype,
+                    dist_context=self.run.dist_context,
+                    graphs=self.graphs,
+                )
                 return batch, begin
             except MicroBatchTooLarge as error:
                 _free_memory(self.run, self.data, self.graphs, error)
                 self.batches.close()
-                self.batches.start(self.data.batches(self.num_steps, self.run.length.steps))
+                self.batches = self._prefetcher()
 
     def _next_batch(self) -> GlobalBatch:
         """Return the next batch. Before raising an error, such as that of a damaged shard, save a checkpoint."""
@@ -162,28 +161,21 @@ class Loop:
         self.state.start_interval()
 
     def evaluate(self) -> None:
-        """Evaluate all held-out examples at the end of the run, and else a part of them."""
-        self._evaluate(all_examples=self.clock.is_over)
-
-    def _evaluate(self, *, all_examples: bool) -> None:
+        """Evaluate all held-out examples at the end of the run, else a part, unless the last line has this result."""
         begin = time.perf_counter()
-        metrics = self.measure(all_examples)
+        num_examples = self.run.data.rows("validation")
+        line = self.log.newest.get("validation", {})  # empty on all ranks but the first
+        is_complete = line.get("validation_examples") == num_examples or not self.clock.is_over
+        is_done = line.get("step") == self.num_steps and is_complete
+        if self.run.dist_context.run_on_main(lambda: is_done):
+            return
+        metrics = self.measure(self.clock.is_over)
         if metrics is None:
             return
         self.log.validation(self.num_steps, metrics)
-        seconds = time.perf_counter() - begin
         # The last evaluation uses all examples. With decay, because the first one on a GPU loads kernels.
-        seconds *= self.run.data.rows("validation") / metrics["examples"]
+        seconds = (time.perf_counter() - begin) * num_examples / metrics["examples"]
         self.clock.reserve("evaluate", seconds, decay=0.5)
-
-    def _evaluate_if_missing(self, *, all_examples: bool) -> None:
-        """Evaluate, unless the last validation line is of this step, and of all examples if required."""
-        line = self.log.newest.get("validation", {})  # empty on all ranks but the first
-        is_done = line.get("step") == self.num_steps
-        if all_examples:
-            is_done &= line.get("validation_examples") == self.run.data.rows("validation")
-        if not self.run.dist_context.run_on_main(lambda: is_done):
-            self._evaluate(all_examples=all_examples)
 
     def save(self) -> None:
         """Start writing a checkpoint. After a stop signal, stop the run."""
@@ -216,6 +208,10 @@ class Loop:
         self.run.dist_context.run_on_main(complete)  # no rank exits earlier: torchrun and Slurm would kill the others
         raise reason
 
+    def close(self) -> None:
+        self.batches.close()
+        self.clock.close()
+
 
 def _report_no_time(run: ResolvedRun, clock: RunClock) -> None:
     """Raise `ConfigError` if the time budget ends before the first step, or warn if the run has trained weights."""
@@ -232,26 +228,6 @@ def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
     # CUDA graphs cannot communicate with other ranks, nor reset the random generator as activation checkpointing does.
     is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
     return StepGraphs(state.model, state.optimizers) if is_possible else None
-
-
-def _step(
-    run: ResolvedRun,
-    state: TrainState,
-    batch: GlobalBatch,
-    step: int,
-    rate: float,
-    graphs: StepGraphs | None,
-) -> None:
-    train_step(
-        state,
-        batch,
-        run.config.train,
-        step=step,
-        learning_rate=rate,
-        dtype=run.precision.dtype,
-        dist_context=run.dist_context,
-        graphs=graphs,
-    )
 
 
 def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: MicroBatchTooLarge) -> None:
@@ -286,7 +262,16 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
             batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
             try:
-                _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
+                train_step(
+                    state,
+                    batch,
+                    run.config.train,
+                    step=len(times),
+                    learning_rate=run.config.train.peak_lr,
+                    dtype=run.precision.dtype,
+                    dist_context=run.dist_context,
+                    graphs=graphs,
+                )
             except MicroBatchTooLarge as error:
                 _free_memory(run, data, graphs, error)
                 continue

@@ -36,7 +36,7 @@ from bert_pretrain.train.initial_weights import (
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
-from bert_pretrain.train.loop import fit, time_steps
+from bert_pretrain.train.loop import Loop, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.optimizers import make_optimizers
@@ -128,7 +128,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         )
         evaluate = functools.partial(_evaluate, run, state, data)
         try:
-            fit(run, state, data, log, evaluate, checkpoints, evaluate_first=latest is None)
+            Loop(run, state, data, log, evaluate, checkpoints, is_start=latest is None).fit()
         except Exception:  # let the thread finish the checkpoint that it is writing
             with contextlib.suppress(Exception):
                 checkpoints.wait()

@@ -63,11 +63,8 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     the schedule, which may be after `steps`. `wsd` is constant and then falls linearly to 0.
     """
     end = schedule_steps(config, steps)
-    warmup = warmup_steps(config, end)
-    if step < warmup:
-        return config.peak_lr * (step + 1) / warmup
     wsd_decay = max(1, round(WSD_DECAY_SHARE * end))
-    return _decayed(config, end - step, end - warmup, wsd_decay)
+    return _rate(config, step, 1, end, warmup_steps(config, end), wsd_decay)
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
@@ -77,21 +74,29 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     of steps.
     """
     warmup = config.warmup_ratio * end
-    if seconds < warmup:
-        # Add one mean step, so that the first rates are above 0. The first step is assumed to take 1 % of the warm-up.
-        mean_step = seconds / step if step and seconds > 0 else warmup / 100
-        return config.peak_lr * min(1.0, (seconds + mean_step) / warmup)
-    return _decayed(config, max(end - seconds, 0.0), max(end - warmup, 1e-9), WSD_DECAY_SHARE * end)
+    # The first step is assumed to take 1 % of the warm-up.
+    mean_step = seconds / step if step and seconds > 0 else warmup / 100
+    return _rate(config, seconds, min(mean_step, warmup - seconds), end, warmup, WSD_DECAY_SHARE * end)
 
 
-def _decayed(config: TrainConfig, left: float, total: float, wsd_decay: float) -> float:
-    """Return the learning rate when `left` of the `total` steps or seconds after the warm-up remain."""
-    remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
+def _rate(
+    config: TrainConfig,
+    done: float,
+    next_step: float,
+    end: float,
+    warmup: float,
+    wsd_decay: float,
+) -> float:
+    """Return the learning rate of the next step. All numbers are steps, or all are seconds."""
+    if done < warmup:
+        return config.peak_lr * (done + next_step) / warmup
+    left = max(end - done, 0)
+    if config.schedule == "wsd":
+        return config.peak_lr * min(1.0, left / wsd_decay)
+    remaining = left / max(end - warmup, 1e-9)  # 1 at the end of the warm-up, 0 at the end of the run
     if config.schedule == "linear":
         return config.peak_lr * remaining
-    if config.schedule == "cosine":
-        return config.peak_lr * (0.5 * (1.0 - math.cos(math.pi * remaining)))
-    return config.peak_lr * min(1.0, left / wsd_decay)
+    return config.peak_lr * (0.5 * (1.0 - math.cos(math.pi * remaining)))
 
 
 def too_long(seconds: float) -> str:
@@ -140,18 +145,14 @@ class RunClock:
     def advance(self, signal_number: int) -> None:
         """Agree with all ranks on the signal number and the time. The largest values apply."""
         self._before = self.now
-        seconds = self.read()
         longest = self.progress.longest_seconds
-        reserve = sum(longest.values())
-        if self.dist_context.size == 1:
-            self.now = Reading(signal_number, seconds, reserve)
-        else:
-            # The result is one step old.
-            self.now = self._maximum(Reading(signal_number, seconds, reserve + longest.get("step", 0.0)))
+        self.now = Reading(signal_number, self.read(), sum(longest.values()))
+        if self.dist_context.size > 1:  # the result is one step old
+            self.now = self._maximum([*self.now[:2], self.now.reserve + longest.get("step", 0.0)])
         if self.is_start and self.slow_steps_left:
             self.progress.warmup_start = self.now.seconds
 
-    def _maximum(self, own: Reading) -> Reading:
+    def _maximum(self, own: list[float]) -> Reading:
         """Send the values of this rank, and return the maximum of those that ranks sent in the previous call.
 
         They have already arrived, so no rank waits. The first call returns the maximum of its own values.
@@ -161,7 +162,8 @@ class RunClock:
         work, agreed = self._sent or sending
         work.wait()
         self._sent = sending
-        return Reading(int(agreed[0]), float(agreed[1]), float(agreed[2]))
+        signal_number, seconds, reserve = agreed.tolist()
+        return Reading(int(signal_number), seconds, reserve)
 
     @property
     def is_over(self) -> bool:
@@ -175,10 +177,10 @@ class RunClock:
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
         step = self.progress.step
-        if self.length.steps is not None:
-            return learning_rate(self.config, step, self.length.steps)
+        if self.length.seconds is None:
+            return learning_rate(self.config, step, self.length.steps or 0)
         start = self.progress.warmup_start
-        end = (self.length.seconds or 0.0) - self.now.reserve
+        end = self.length.seconds - self.now.reserve
         return learning_rate_by_clock(self.config, step, self.now.seconds - start, end - start)
 
     def due(self) -> list[str]:
@@ -203,7 +205,7 @@ class RunClock:
         budget = self.length.seconds
         if budget is None or self.config.eval_every != DEFAULT_EVAL_EVERY or self.now.reserve > 0.02 * budget:
             return False
-        return int(8 * self._before.seconds / budget) < int(8 * self.now.seconds / budget)
+        return 8 * self._before.seconds // budget < 8 * self.now.seconds // budget
 
     def add_step(self, seconds: float) -> None:
         """Add the time of a step."""

@@ -32,7 +32,7 @@ class Progress:
 class IntervalCounts:
     """Counts kept on the host since the last log line.
 
-    `timed_` fields and `waited_seconds` exclude the slow steps after a start, see `loop.fit`.
+    `timed_` fields and `waited_seconds` exclude the slow steps after a start, see `loop.Loop`.
     """
 
     steps: int = 0

@@ -23,7 +23,7 @@ from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
-from bert_pretrain.train.loop import fit
+from bert_pretrain.train.loop import Loop
 from bert_pretrain.train.packing import GlobalBatch, ShapeMultiples, global_batch_of
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.sampled_softmax import CandidateSampler
@@ -272,5 +272,5 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     ):
         # No checkpoint is written, because fake tensors have no values.
         checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
-        fit(run, state, data, log, lambda all_examples: None, checkpoints, evaluate_first=False)
+        Loop(run, state, data, log, lambda all_examples: None, checkpoints, is_start=False).fit()
     return waits

@@ -99,14 +99,14 @@ def test_signals_save_a_checkpoint_and_stop_signals_exit(
 
 
 def test_a_stop_signal_during_the_last_evaluation_stops_the_command(fit: Fit, finished: Path, tmp_path: Path) -> None:
-    def evaluate(*arguments: Any, **options: Any) -> None:
-        if options["all_examples"]:
+    def evaluate(self: loop.Loop) -> None:
+        if self.clock.is_over:
             os.kill(os.getpid(), signal.SIGTERM)
-        original(*arguments, **options)
+        original(self)
 
-    original, run = loop.Loop._evaluate, tmp_path / "run"
+    original, run = loop.Loop.evaluate, tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Loop, "_evaluate", evaluate)
+        patch.setattr(loop.Loop, "evaluate", evaluate)
         with pytest.raises(Interrupted, match="step-00000012"):
             fit(run)
     assert not (run / "model").exists()
