@@ -1,16 +1,28 @@
 """Read the metrics of runs, `metrics.jsonl`, and values of their manifests."""
 
-import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.errors import DataError
-from bert_pretrain.io import manifest
-from bert_pretrain.io.files import did_you_mean, parse_json
+from pydantic import BaseModel, StrictInt, ValidationError
 
+from bert_pretrain.errors import DataError, first_problem
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import damage_of_files, did_you_mean
+
+METRICS = "metrics.jsonl"
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
+
+
+class _Line(BaseModel, extra="allow", allow_inf_nan=False):
+    """A line of metrics: its step, where and when it was written, and numbers."""
+
+    __pydantic_extra__: dict[str, int | float | None]
+    step: StrictInt
+    time: Any = None
+    host: Any = None
+    job: Any = None
 
 
 def read_metrics(run: Path) -> Metrics:
@@ -18,18 +30,16 @@ def read_metrics(run: Path) -> Metrics:
 
     Raises DataError if the file is missing, empty or damaged.
     """
-    path = run / "metrics.jsonl"
+    path = run / METRICS
     remedy = "name a folder written by 'bert-pretrain train'"
     if not path.is_file():
         remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
-        raise DataError(f"{run} has no metrics.jsonl", where="RUN", remedy=remedy)
-    content = path.read_bytes()
-    is_finished = (run / manifest.MANIFEST).is_file()
-    sha256 = value_of(manifest.read_record(run), "metrics.sha256") if is_finished else None
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(f"{run} has no {METRICS}", where="RUN", remedy=remedy)
+    recorded = value_of(manifest.read_record(run), "metrics") if (run / manifest.MANIFEST).is_file() else None
+    if recorded is not None and (damage := damage_of_files(run, {METRICS: recorded})):
         remedy = "restore the file, or copy it alone into another folder to read it as it is"
-        raise DataError("the metrics were changed after the end of the run", where=str(path), remedy=remedy)
-    lines = content.splitlines(keepends=True)
+        raise DataError(f"the metrics were changed after the end of the run: {damage}", where=str(path), remedy=remedy)
+    lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # incomplete: the run is writing it, or was killed
     if not lines:
@@ -37,16 +47,10 @@ def read_metrics(run: Path) -> Metrics:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = parse_json(line.decode())
-            if not isinstance(record, dict) or type(record.get("step")) is not int:
-                raise ValueError("it has no step")
-            record = {name: value for name, value in record.items() if name not in ("time", "host", "job")}
-            for name, value in record.items():
-                if not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
-                    raise ValueError(f"{name} is {str(value)[:40]}")
-            records.append(record)
-        except ValueError as error:
-            raise DataError(f"not a line of metrics: {error}", where=f"{path}:{number}", remedy=remedy) from error
+            records.append(_Line.model_validate_json(line).model_dump(exclude={"time", "host", "job"}))
+        except ValidationError as error:
+            what = f"not a line of metrics: {first_problem(error)}"
+            raise DataError(what, where=f"{path}:{number}", remedy=remedy) from error
     return records
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.io.files import sha256_file
+from bert_pretrain.io.files import checksums_of
 from bert_pretrain.io.manifest import Output
 from bert_pretrain.metrics import read_metrics
 from bert_pretrain.report.curves import PANELS, draw_curves, make_figure, read_run, write_figure
@@ -153,7 +153,7 @@ def test_invalid_line_is_reported_by_number(tmp_path: Path, line: bytes) -> None
 
 
 def test_metrics_changed_after_the_run_are_refused(run: Path, tmp_path: Path) -> None:
-    Output(run, "run", {}).publish({"metrics": {"sha256": sha256_file(run / "metrics.jsonl")}})
+    Output(run, "run", {}).publish({"metrics": checksums_of(run, ["metrics.jsonl"])["metrics.jsonl"]})
     assert read_metrics(run)
     write_run(run, LINES[1:])
     with pytest.raises(DataError, match="changed"):

@@ -12,29 +12,24 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.manifest import PARTIAL, read_record
 from bert_pretrain.metrics import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.train.log import MetricsFile
 from tests.conftest import reopen
-from tests.train.conftest import Fit, metrics
+from tests.train.conftest import Fit, assert_same_run, interrupted_copy, metrics
 
 
-def test_resume_truncates_metrics_and_rejects_damaged_ones(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    first = MetricsFile(path, end=None)
-    for step in (5, 10):
-        first.write({"step": step, "loss": 1.0})
-    position = first.position
-    first.write({"step": 15, "loss": 1.0})
-    first.close()
-    log = MetricsFile(path, end=position)
-    assert log.newest == {"training": {"step": 10, "loss": 1.0}}
-    log.close()
-    path.write_text(path.read_text().replace("1.0", "1.1", 1))
+def test_resume_truncates_metrics_and_rejects_damaged_ones(fit: Fit, finished: Path, tmp_path: Path) -> None:
+    run = interrupted_copy(finished, tmp_path / "run", "step-00000012")  # lines of the steps 0, 5, 6, 10, 12, 12
+    path = run / "metrics.jsonl"
     before = path.read_bytes()
+    path.write_bytes(before.replace(b'"step": 5', b'"step": 4'))
+    damaged = path.read_bytes()
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        MetricsFile(path, end=position)
-    assert path.read_bytes() == before
-    path.unlink()
-    MetricsFile(path, end=position).close()  # a missing file is allowed
+        fit(run)
+    assert path.read_bytes() == damaged
+    path.write_bytes(before.replace(b'"step": 10', b'"step": 11'))  # after the checkpoint
+    assert_same_run(finished, fit(run))
+    without = interrupted_copy(finished, tmp_path / "without", "step-00000012")
+    (without / "metrics.jsonl").unlink()
+    assert [line["step"] for line in metrics(fit(without), "loss")] == [10, 12]
 
 
 def test_tensorboard_has_the_logged_metrics(fit: Fit) -> None:
