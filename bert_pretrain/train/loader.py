@@ -150,9 +150,7 @@ class Prefetcher(Generic[AnyBatch]):
         self._batches: Iterator[AnyBatch] = batches
         self._device = device
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._ready: deque[Any] = deque(
-            self._thread.submit(self._read) for _ in range(NUM_PREFETCHED)
-        )
+        self._ready: deque[Any] = deque(self._thread.submit(self._read) for _ in range(NUM_PREFETCHED))
 
     def _read(self) -> AnyBatch | None:
         batch = next(self._batches, None)

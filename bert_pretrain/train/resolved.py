@@ -30,10 +30,11 @@ from bert_pretrain.model.folder import (
 from bert_pretrain.model.hub import model_folder
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
-from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint, open_checkpoint
+from bert_pretrain.train.checkpoint import Checkpoint, newest_checkpoint, open_checkpoint
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
 from bert_pretrain.train.schedule import Length
+from bert_pretrain.train.signals import checkpoint_paths
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {

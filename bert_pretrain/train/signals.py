@@ -64,10 +64,15 @@ class SignalRequests:
             signal.raise_signal(number)
 
 
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the paths of all checkpoints in a folder, broken ones included, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdigit() and path.is_dir())
+
+
 def newest_step(run: Path) -> int:
     """Return the step of a run's newest checkpoint, or 0 if there is none."""
-    names = (path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*"))
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    paths = checkpoint_paths(run / "checkpoints")
+    return int(paths[-1].name[5:]) if paths else 0
 
 
 def write_last_status(run: Path, exit_code: int, message: str) -> None:
