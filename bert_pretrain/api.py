@@ -135,8 +135,8 @@ def pretrain(
 
     Repeat the same call to resume an unfinished run; a finished run is not trained again. Interrupting the kernel saves
     a checkpoint first. `config` is the same as in `build_vocab`. `model` and `train` override keys of these sections,
-    as in `{"max_steps": 1000}`. `options` are the flags `init_from`, `carry_optimizer`, `resume`, `overwrite` and
-    `dry_run` of the command.
+    as in `{"max_steps": 1000}`. `options` are the flags `init_from`, `carry_optimizer`, `overwrite` and `dry_run` of
+    the command.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.train.run import train as run

@@ -125,7 +125,6 @@ def train(
     init_from: Annotated[Path | None, option("Start from the weights of a model folder.", "FOLDER")] = None,
     carry_optimizer: Annotated[bool, switch("--carry-optimizer", "Also load optimizer state and step.")] = False,
     teacher: Annotated[str | None, key("--teacher")] = None,
-    resume: Annotated[bool, option("Resume from the newest checkpoint; --no-resume: stop if there is one.")] = True,
     dry_run: Annotated[bool, switch("--dry-run", "Only print the settings and an estimate of the time.")] = False,
     overwrite: cli.Overwrite = False,
     verify: Annotated[bool, switch("--verify", "Check all bytes of the data before the first step.")] = False,
@@ -156,23 +155,11 @@ def train(
     run_folder = local_path(output, "--output")
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
     options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
-    loaded, data_folder = check_inputs(
-        loaded,
-        local_path(data, "--data"),
-        run_folder,
-        **options,
-        verify=verify,
-    )
-    from bert_pretrain.train.run import train as run_train  # imports torch
+    data_folder = local_path(data, "--data")
+    check_inputs(loaded, data_folder, run_folder, **options, verify=verify)  # before the import of torch
+    from bert_pretrain.train.run import train as run_train
 
-    run_train(
-        loaded,
-        data_folder,
-        run_folder,
-        **options,
-        resume=resume,
-        dry_run=dry_run,
-    )
+    run_train(loaded, data_folder, run_folder, **options, dry_run=dry_run)
 
 
 def run(

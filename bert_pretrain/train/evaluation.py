@@ -51,7 +51,9 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | 
     batches = evaluation_batches(folder, "validation", micro_batch_tokens)
     documents = folder.num_documents("validation")
     losses = PretrainingLoss(bert.network)
-    metrics = evaluate_batches(losses, batches, bert.device, bert.dtype, documents=documents)
+    metrics = evaluate_batches(losses, batches, bert.device, bert.dtype)
+    if documents is not None:
+        metrics["documents"] = documents
     return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 
 
@@ -62,12 +64,10 @@ def evaluate_batches(
     device: torch.device,
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
-    *,
-    documents: int | None = None,
 ) -> dict[str, float]:
     """Return the metrics of `evaluate`, with `nsp_` metrics if examples are pairs. Restore the training mode.
 
-    `batches` is this rank's share of a split. `documents` is the number of documents of the split, if it is known.
+    `batches` is this rank's share of a split.
     """
     was_training = losses.training
     losses.eval()
@@ -95,6 +95,4 @@ def evaluate_batches(
         metrics["nsp_accuracy"] = nsp_correct / pairs
     metrics["examples"] = examples
     metrics["predictions"] = predictions
-    if documents is not None:
-        metrics["documents"] = documents
     return metrics

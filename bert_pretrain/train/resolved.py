@@ -10,8 +10,8 @@ from bert_pretrain.config import Config, duration
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
-from bert_pretrain.io.manifest import MANIFEST, Output, OutputState, is_restarted
-from bert_pretrain.metrics import read_metrics
+from bert_pretrain.io.manifest import MANIFEST, Output, OutputState
+from bert_pretrain.metrics import METRICS, read_metrics
 from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
@@ -34,7 +34,6 @@ from bert_pretrain.train.checkpoint import Checkpoint, newest_checkpoint, open_c
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import TEACHER
 from bert_pretrain.train.schedule import Length
-from bert_pretrain.train.signals import checkpoint_paths
 
 # Keys of the section `train` that may change when a run is resumed; the others are part of its identity.
 CHANGEABLE_KEYS = {
@@ -276,39 +275,21 @@ def _describe_length(run: ResolvedRun) -> str:
     train = run.config.train
     if run.length.steps is None:
         return f"{run.length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    steps_done = 0 if run.carried is None else run.carried.step
-    epochs = (run.length.steps - steps_done) * train.global_batch_size / run.data.rows("train")
+    steps_before = 0 if run.carried is None else run.carried.step
+    epochs = (run.length.steps - steps_before) * train.global_batch_size / run.data.rows("train")
     spanned = schedule.schedule_steps(train, run.length.steps)
-    text = str(run.length)
-    if steps_done:
-        text += f", {steps_done:,} of them done before"
-    text += f", {epochs:.2f} epochs, {schedule.warmup_steps(train, spanned):,} steps of warm-up"
-    text += f", schedule {train.schedule}"
-    if spanned > run.length.steps:
-        text += f" over {spanned:,} steps"
-    return text
+    warmup = schedule.warmup_steps(train, spanned)
+    return f"{run.length}, {epochs:.2f} epochs, {warmup:,} steps of warm-up, schedule {train.schedule} over {spanned:,}"
 
 
-def find_progress(
-    run: ResolvedRun,
-    state: OutputState,
-    *,
-    resume: bool,
-    changes: bool,
-) -> tuple[bool, Checkpoint | None]:
+def find_progress(run: ResolvedRun, state: OutputState, *, changes: bool) -> tuple[bool, Checkpoint | None]:
     """Return whether a run is finished and, if not, its newest checkpoint. Write files only with `changes`."""
-    folder, length = run.output / "checkpoints", run.length
+    folder = run.output / "checkpoints"
     is_complete = state is OutputState.COMPLETE
-    if is_complete and _is_up_to_date(run):
-        return True, None
+    if state is OutputState.NEW or (is_complete and _is_up_to_date(run)):
+        return is_complete, None
     if changes:
         remove_temporaries(run.output)
-    if not resume and not is_restarted() and checkpoint_paths(folder):
-        raise OutputError(
-            f"{folder} holds checkpoints, and --no-resume does not continue from them",
-            where="--no-resume",
-            remedy="add --overwrite (the old folder is moved aside), or leave out --no-resume",
-        )
     latest = newest_checkpoint(folder, changes=changes)
     if latest is None and is_complete:
         raise OutputError(
@@ -316,8 +297,8 @@ def find_progress(
             where=str(folder),
             remedy="restore one from a copy, or name another --output and take the weights with --init-from",
         )
-    if latest is not None and length.steps is not None and latest.step > length.steps:
-        raise _too_short(length, latest.step, 0.0)
+    if latest is not None and run.length.steps is not None and latest.step > run.length.steps:
+        raise _too_short(run.length, f"step {latest.step}")
     if is_complete and changes:
         run.folder.reopen()
     return False, latest
@@ -325,13 +306,15 @@ def find_progress(
 
 def _is_up_to_date(run: ResolvedRun) -> bool:
     """Print and return whether a finished run has the required length and an intact model. Raise if it is too long."""
-    record, length, model = read_json(run.output / MANIFEST), run.length, run.output / "model"
-    step, seconds = int(record["progress"]["step"]), float(record["progress"]["wall_seconds"])
+    record = read_json(run.output / MANIFEST)
+    step = record["progress"]["step"]
+    seconds = record["progress"]["wall_seconds"]
     old_length = Length(**record["length"])
-    if old_length != length and length.steps != step:
-        if length.is_over(step, seconds):
-            raise _too_short(length, step, seconds)
-        print(f"the run is extended from {old_length} to {length}")
+    model = run.output / "model"
+    if run.length not in (old_length, Length(step)):
+        if run.length.is_over(step, seconds):
+            raise _too_short(run.length, f"step {step}, after {duration(seconds)},")
+        print(f"the run is extended from {old_length} to {run.length}")
         return False
     if damage := damage_of_model(model):
         print(f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint")
@@ -339,44 +322,35 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
     try:
         read_metrics(run.output)
     except DataError as error:  # the model does not need them
-        print(f"warning: {run.output / 'metrics.jsonl'}: {error.what}")
-    if length.steps is not None:
-        settings = record["config"]["train"]["schedule_steps"], run.config.train.schedule_steps
-        old_steps, new_steps = (max(step, each or 0) for each in settings)
-        if old_steps != new_steps:
-            print(f"warning: the schedule of the finished run has {old_steps:,} steps, not {new_steps:,}")
+        print(f"warning: {run.output / METRICS}: {error.what}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 
 
-def _too_short(length: Length, step: int, seconds: float) -> ConfigError:
-    key, done = ("time_budget", duration(seconds)) if length.steps is None else ("max_steps", f"step {step}")
-    what = f"the run would end after {length}, but it is at {done} already"
+def _too_short(length: Length, position: str) -> ConfigError:
+    key = "time_budget" if length.steps is None else "max_steps"
+    what = f"the run would end after {length}, but it is at {position} already"
     return ConfigError(what, where=f"train.{key}", remedy="increase it, or name another --output")
 
 
 def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
     """Return the run with the micro-batch size of its checkpoint, so that a run resumed on a CPU is bit-equal.
 
-    The run does not change if its size is configured, if the device or the number of ranks is another one, or if the
-    size of the checkpoint does not fit into the memory of the GPU.
+    The run does not change if its size is configured, or if the device or the number of ranks is another one.
     """
     record = latest.record
-    old_tokens, old_device = int(record["micro_batch_tokens"]), record.get("device", run.device.type)
-    if run.config.train.micro_batch_tokens != "auto":
+    is_same_place = record["device"] == run.device.type == "cpu" and record["ranks"] == run.dist_context.size
+    if run.config.train.micro_batch_tokens != "auto" or not is_same_place:
         return run
-    if (old_device, record["ranks"]) != (run.device.type, run.dist_context.size):
-        return run
-    if run.device.type == "cuda" and run.micro_batch_tokens < 0.9 * old_tokens:  # free memory varies a little
-        print(f"the earlier micro-batches of {old_tokens:,} tokens do not fit here: now {run.micro_batch_tokens:,}")
-        return run
-    return replace(run, micro_batch_tokens=old_tokens)
+    return replace(run, micro_batch_tokens=record["micro_batch_tokens"])
 
 
 def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
     """Return the step from which a run resumes and the changed settings, as text."""
-    record, text = latest.record, f"continues from step {latest.step}, {latest.path}"
-    if (old_length := Length(**record["length"])) != run.length:
+    record = latest.record
+    text = f"continues from step {latest.step}, {latest.path}"
+    old_length = Length(**record["length"])
+    if old_length != run.length:
         text += f"\nthe schedule is recomputed: {old_length} -> {run.length}"
     for name, now in (("threads", torch.get_num_threads()), ("ranks", run.dist_context.size)):
         if record[name] != now:

@@ -16,7 +16,6 @@ import torch
 from bert_pretrain.config import Config, duration
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
@@ -49,55 +48,43 @@ from bert_pretrain.train.state import LossScale, TrainState
 
 def train(
     config: Config,
-    data: Path | DataFolder,
+    data: Path,
     output: Path,
     *,
     init_from: Path | None = None,
     carry_optimizer: bool = False,
-    resume: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Under `torchrun`, each process calls this. `data` is a path, or the `DataFolder` that `check_inputs` returned with
-    `config`. `init_from` is any BERT folder. With `carry_optimizer`, `init_from` must be a checkpoint of this package;
-    training continues from its step and optimizer state. `dry_run` only prints the settings and the time. Stop signals
-    save a checkpoint and raise `Interrupted`.
+    Under `torchrun`, each process calls this. `init_from` is any BERT folder. With `carry_optimizer`, `init_from` must
+    be a checkpoint of this package; training continues from its step and optimizer state. `dry_run` only prints the
+    settings and the time. Stop signals save a checkpoint and raise `Interrupted`.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as locks:
         if config.phases:
             print("the section 'phases' is only for 'bert-pretrain run'; 'train' uses the section 'train'")
             config = config.model_copy(update={"phases": ()})
-        if isinstance(data, Path):
-            config, data = check_inputs(
-                config,
-                data,
-                output,
-                init_from=init_from,
-                carry_optimizer=carry_optimizer,
-                overwrite=overwrite,
-            )
-        run = resolve_run(config, data, output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer)
+        start: dict[str, Any] = {"init_from": init_from, "carry_optimizer": carry_optimizer}
+        config, folder = check_inputs(config, data, output, **start, overwrite=overwrite)
+        run = resolve_run(config, folder, output, dist_context, **start)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
 
         def claim() -> tuple[bool, Checkpoint | None]:
-            if dry_run and overwrite:
-                run.folder.would_be(overwrite=True)
-                return False, None
             if dry_run:
-                folder_state = run.folder.would_be(overwrite=False)
+                folder_state = run.folder.would_be(overwrite=overwrite)
             else:
                 folder_state = locks.enter_context(run.folder.open(overwrite=overwrite))
-            return find_progress(run, folder_state, resume=resume, changes=not dry_run)
+            return find_progress(run, folder_state, changes=not dry_run)
 
         is_done, latest = dist_context.run_on_main(claim)
-        if latest is not None:
-            run = resumed(run, latest)
         if is_done:
             return output / "model"
+        if latest is not None:
+            run = resumed(run, latest)
         if dry_run:
             _dry_run(run, latest)
         else:
@@ -118,13 +105,12 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         run.folder.add(record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
-        describe_checkpoint = functools.partial(_describe_checkpoint, run, state, data, log)
         checkpoints = CheckpointWriter(
             run.output / "checkpoints",
             state,
             run.tokenizer,
             run.config.train.keep_checkpoints,
-            describe_checkpoint if is_main else None,
+            functools.partial(_describe_checkpoint, run, state, data, log) if is_main else None,
         )
         evaluate = functools.partial(_evaluate, run, state, data)
         try:
@@ -150,14 +136,9 @@ def _evaluate(run: ResolvedRun, state: TrainState, data: TrainingData, all_examp
         rank=run.dist_context.rank,
         num_ranks=run.dist_context.size,
     )
-    return evaluate_batches(
-        state.losses,
-        batches,
-        run.device,
-        run.precision.dtype,
-        run.dist_context,
-        documents=run.data.num_documents("validation"),
-    )
+    metrics = evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+    documents = run.data.num_documents("validation")
+    return metrics if documents is None else {**metrics, "documents": documents}
 
 
 def _describe_checkpoint(
@@ -179,26 +160,23 @@ def _describe_checkpoint(
         PRETRAINING: run.pretraining(state.progress.tokens),
         "metrics": log.position,
     }
-    card = model_card(run, state.progress, log.newest.get("validation"), model=state.model, is_final=False)
-    return record, card
+    return record, model_card(run, state, log.newest.get("validation"))
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest)
     step_seconds = time_steps(run, state, _training_data(run, state))
+    warning = ""
     if run.length.steps is None:
         left = max((run.length.seconds or 0.0) - state.progress.wall_seconds, 0.0)
         text = f"{run.length} for about {left / step_seconds:,.0f} steps"
-        warning = ""
     else:
         steps = run.length.steps - state.progress.step
         text = f"{duration(steps * step_seconds)} for {steps:,} steps"
         warning = too_long(steps * step_seconds)
     without = "without evaluations and checkpoints; nothing was written (--dry-run)"
-    print(f"time       {text} of {step_seconds:.3g} s, {without}")
-    if warning:
-        print(warning)
+    print(f"time       {text} of {step_seconds:.3g} s, {without}{warning}")
 
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
@@ -335,15 +313,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         weights, _ = export_weights(parameters)
         save_model_folder(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         has_curves = draw_curves([run.output], temporary / "curves.png")
-        card = model_card(
-            run,
-            state.progress,
-            validation,
-            model=state.model,
-            is_final=True,
-            has_curves=has_curves,
-            warning=warning,
-        )
+        card = model_card(run, state, validation, is_final=True, has_curves=has_curves, warning=warning)
         write_text(temporary / CARD, card)
     body = {
         **record,

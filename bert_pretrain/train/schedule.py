@@ -104,7 +104,7 @@ def too_long(seconds: float) -> str:
     if seconds <= 86400:
         return ""
     return (
-        f"warning: training takes {duration(seconds)}\n"
+        f"\nwarning: training takes {duration(seconds)}\n"
         "  hint: limit it with --time, or let 'run auto' choose a model that fits a time limit"
     )
 

@@ -185,8 +185,6 @@ def test_evaluation_that_a_stop_signal_omits_is_made_up_for(fit: Fit, finished: 
 
 def test_finished_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
-    with pytest.raises(OutputError, match="holds checkpoints"):
-        fit(run, resume=False, max_steps=14)
     fit(run, max_steps=16)
     assert metrics(run)[-1]["step"] == 16
     assert json.loads((run / "manifest.json").read_text())["progress"]["step"] == 16
