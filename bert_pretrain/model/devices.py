@@ -42,21 +42,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
             where="train.device, or --device",
             remedy="set it to auto or cpu, or run on a machine with this device",
         )
-    if device.type == "cuda":
-        _check_kernels(device)
     return device
-
-
-def _check_kernels(device: torch.device) -> None:
-    """Raise ConfigError if the installed torch has no kernels for a card."""
-    try:
-        torch.zeros(1, device=device).add_(1)
-    except RuntimeError as error:
-        if "no kernel image" not in str(error):
-            raise
-        what = f"torch {torch.__version__} does not support the card {torch.cuda.get_device_name(device)}"
-        remedy = "set it to cpu, or install a build of torch for older cards (see pytorch.org)"
-        raise ConfigError(what, where="train.device, or --device", remedy=remedy) from error
 
 
 def describe_device(device: torch.device) -> str:

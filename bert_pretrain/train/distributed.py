@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -62,13 +62,13 @@ class DistContext:
             dist.all_reduce(tensor)
         return tensor
 
-    def minimum(self, number: int) -> int:
-        """Return the smallest of the numbers that the ranks pass."""
+    def maximum(self, numbers: Sequence[float]) -> list[float]:
+        """Return the largest of the values that the ranks pass, for each of the numbers."""
         if self.size == 1:
-            return number
-        tensor = torch.tensor(number)
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
-        return int(tensor)
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return cast(list[float], values.tolist())
 
     @contextlib.contextmanager
     def only_main_prints(self) -> Iterator[None]:
@@ -87,26 +87,25 @@ def init_distributed(device: str) -> DistContext:
     """Join the process group of `torchrun`, if any, and return the context of this process."""
     if num_ranks() < 2:
         return SINGLE_PROCESS
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    needed = names if dist.is_initialized() else (*names, "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in needed if name not in os.environ]:
-        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} not set"
-        raise ConfigError(what, where="the environment", remedy="start with torchrun, set them, or unset WORLD_SIZE")
-    context = DistContext(*(int(os.environ[name]) for name in names))
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
-        store = _store_of_this_start(context)
-        dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.size, timeout=TIMEOUT)
+    try:
+        context = DistContext(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
+            store = _store_of_this_start(context, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.size, timeout=TIMEOUT)
+    except KeyError as error:
+        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error.args[0]} is not set"
+        remedy = "start with torchrun, set it, or unset WORLD_SIZE"
+        raise ConfigError(what, where="the environment", remedy=remedy) from error
     return context
 
 
-def _store_of_this_start(context: DistContext) -> Any:
+def _store_of_this_start(context: DistContext, address: str, port: int) -> Any:
     """Return a store for the rendezvous, without the entries of processes from before a restart.
 
     torchrun keeps one store across restarts (torch 2.13), so a rank may find the address of a dead process. Therefore
     each rank sends a unique name to the first rank and receives a new prefix. Dead processes never confirm the prefix.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and context.is_main
     stores: Any = dist  # typed without its store classes
     store = stores.TCPStore(address, port, context.size, is_master=hosts_store, timeout=TIMEOUT)
@@ -116,16 +115,11 @@ def _store_of_this_start(context: DistContext) -> Any:
         prefix = store.get(f"answer/{name}").decode()
         store.set(f"{prefix}/{context.rank}", "here")
         return stores.PrefixStore(prefix, store)
-    missing = set(range(1, context.size))
-    deadline = time.monotonic() + TIMEOUT.total_seconds()
-    while missing:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"ranks {sorted(missing)} did not connect within {TIMEOUT}")
-        for rank in missing:
-            if store.check([f"greeting/{rank}"]):
-                store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", name)
-        missing = {rank for rank in missing if not store.check([f"{name}/{rank}"])}
-        time.sleep(0.01)
+    for rank in range(1, context.size):
+        store.wait([f"greeting/{rank}"])
+        while not store.check([f"{name}/{rank}"]):  # the first greeting may be that of a dead process
+            store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", name)
+            time.sleep(0.01)
     return stores.PrefixStore(name, store)
 
 

@@ -50,9 +50,8 @@ class Loop:
             self.state.progress,
             self.run.dist_context,
             self.is_start,
-            # The first step may compile. The second step may capture a CUDA graph. Several ranks agree on the time
-            # after the first step only after the second.
-            slow_steps_left=2 if self.graphs is not None or self.run.dist_context.size > 1 else 1,
+            # The first step may compile. The second step may capture a CUDA graph.
+            slow_steps_left=1 if self.graphs is None else 2,
         )
         self.signals = SignalRequests()
         self.batches = self._prefetcher()
@@ -210,7 +209,6 @@ class Loop:
 
     def close(self) -> None:
         self.batches.close()
-        self.clock.close()
 
 
 def _report_no_time(run: ResolvedRun, clock: RunClock) -> None:

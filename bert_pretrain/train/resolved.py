@@ -1,6 +1,6 @@
 """Resolve a configuration for this machine and data, and find where a run resumes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def resolve_run(
         compiled_reason=compiled_reason,
         dist_context=dist_context,
         num_parameters=model.num_parameters,
-        micro_batch_tokens=dist_context.minimum(tokens),
+        micro_batch_tokens=-int(dist_context.maximum([-tokens])[0]),  # the minimum
         identity=_identity(config, data, tokenizer, precision, init_from, teacher, carry_optimizer),
         trained_length=longest,
         extension=extension,
@@ -331,18 +331,6 @@ def _too_short(length: Length, position: str) -> ConfigError:
     key = "time_budget" if length.steps is None else "max_steps"
     what = f"the run would end after {length}, but it is at {position} already"
     return ConfigError(what, where=f"train.{key}", remedy="increase it, or name another --output")
-
-
-def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
-    """Return the run with the micro-batch size of its checkpoint, so that a run resumed on a CPU is bit-equal.
-
-    The run does not change if its size is configured, or if the device or the number of ranks is another one.
-    """
-    record = latest.record
-    is_same_place = record["device"] == run.device.type == "cpu" and record["ranks"] == run.dist_context.size
-    if run.config.train.micro_batch_tokens != "auto" or not is_same_place:
-        return run
-    return replace(run, micro_batch_tokens=record["micro_batch_tokens"])
 
 
 def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:

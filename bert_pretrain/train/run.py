@@ -39,7 +39,7 @@ from bert_pretrain.train.loop import Loop, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run, resumed
+from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run
 from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
@@ -83,8 +83,6 @@ def train(
         is_done, latest = dist_context.run_on_main(claim)
         if is_done:
             return output / "model"
-        if latest is not None:
-            run = resumed(run, latest)
         if dry_run:
             _dry_run(run, latest)
         else:

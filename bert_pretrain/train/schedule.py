@@ -6,11 +6,7 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import NamedTuple
 
 from bert_pretrain.config import DEFAULT_EVAL_EVERY, TrainConfig, duration
 from bert_pretrain.train.distributed import DistContext
@@ -135,7 +131,6 @@ class RunClock:
         self.now = Reading(0, self.progress.wall_seconds, 0.0)
         self._before = self.now
         self._start = time.perf_counter() - self.progress.wall_seconds
-        self._sent: tuple[Any, Tensor] | None = None
 
     def read(self) -> float:
         """Return the seconds since the start of the run, and store them in its progress."""
@@ -146,24 +141,11 @@ class RunClock:
         """Agree with all ranks on the signal number and the time. The largest values apply."""
         self._before = self.now
         longest = self.progress.longest_seconds
-        self.now = Reading(signal_number, self.read(), sum(longest.values()))
-        if self.dist_context.size > 1:  # the result is one step old
-            self.now = self._maximum([*self.now[:2], self.now.reserve + longest.get("step", 0.0)])
+        own = [signal_number, self.read(), sum(longest.values())]
+        number, seconds, reserve = self.dist_context.maximum(own)
+        self.now = Reading(int(number), seconds, reserve)
         if self.is_start and self.slow_steps_left:
             self.progress.warmup_start = self.now.seconds
-
-    def _maximum(self, own: list[float]) -> Reading:
-        """Send the values of this rank, and return the maximum of those that ranks sent in the previous call.
-
-        They have already arrived, so no rank waits. The first call returns the maximum of its own values.
-        """
-        values = torch.tensor(own, dtype=torch.float64)
-        sending = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
-        work, agreed = self._sent or sending
-        work.wait()
-        self._sent = sending
-        signal_number, seconds, reserve = agreed.tolist()
-        return Reading(int(signal_number), seconds, reserve)
 
     @property
     def is_over(self) -> bool:
@@ -220,7 +202,3 @@ class RunClock:
         """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""
         longest = self.progress.longest_seconds
         longest[activity] = max(seconds, decay * longest.get(activity, 0.0))
-
-    def close(self) -> None:
-        if self._sent is not None:
-            self._sent[0].wait()

@@ -145,7 +145,7 @@ def test_missing_local_rank_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(ConfigError, match="LOCAL_RANK not set"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set"):
         init_distributed("cpu")
 
 
