@@ -132,7 +132,12 @@ def length_limit(folder: Path, max_length: int | None) -> int:
 
 
 def weights_sha256(folder: Path, flag: str) -> str:
-    """Return the SHA-256 of a folder's weight file. For several files, hash the concatenation of their SHA-256s."""
+    """Return the SHA-256 of a folder's weight file. For several files, hash the concatenation of their SHA-256s.
+
+    It is that of the folder's checksums, if there are any: `check_model` has compared them.
+    """
+    if has_checksums(folder) and (recorded := read_json(folder / CHECKSUMS).get(WEIGHTS)):
+        return str(recorded["sha256"])
     sums = [sha256_file(path) for path in weight_files(folder, flag)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 

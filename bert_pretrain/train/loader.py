@@ -20,6 +20,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import concatenate
 from bert_pretrain.examples.shards import read_shard
+from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.packing import (
     Batch,
     GlobalBatch,
@@ -51,8 +52,7 @@ class TrainingData:
     micro_batch_tokens: int
     first_step: int = 0
     first_example: int = 0  # at `first_step`, counted over all epochs
-    rank: int = 0
-    num_ranks: int = 1
+    dist_context: DistContext = SINGLE_PROCESS
     static_shapes: bool = False  # whether micro-batches have nearly constant shapes
     sampler: CandidateSampler | None = None  # draws the candidates of a sampled softmax
 
@@ -74,16 +74,17 @@ class TrainingData:
         """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         examples = concatenate([shard.take(rows) for shard, rows in parts])
+        ranks = self.dist_context
         if self.static_shapes:
-            assigned = assign_evenly(examples.lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
+            assigned = assign_evenly(examples.lengths, self.micro_batch_tokens, ranks.rank, ranks.size)
             multiples = ShapeMultiples.for_equal_shares(
                 self.global_batch_size,
-                len(assigned) * self.num_ranks,
+                len(assigned) * ranks.size,
                 self.data.max_seq_length,
                 self._mean_tokens,
             )
         else:
-            assigned = assign_by_length(examples.lengths, self.micro_batch_tokens, self.rank, self.num_ranks)
+            assigned = assign_by_length(examples.lengths, self.micro_batch_tokens, ranks.rank, ranks.size)
             multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
         batch = global_batch_of(examples, assigned, multiples)
         return batch if self.sampler is None else batch.with_candidates(self.sampler.draw(step))
@@ -108,8 +109,7 @@ def evaluation_batches(
     max_rows: int | None = None,
     *,
     static_shapes: bool = False,
-    rank: int = 0,
-    num_ranks: int = 1,
+    dist_context: DistContext = SINGLE_PROCESS,
 ) -> Iterator[Batch]:
     """Yield a rank's micro-batches of a split, with the masks that it stores.
 
@@ -136,7 +136,7 @@ def evaluation_batches(
             continue
         examples = read_shard(data.path, record).take(rows)
         for assigned in assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1):
-            if num_micro_batches % num_ranks == rank:
+            if num_micro_batches % dist_context.size == dist_context.rank:
                 yield pack(examples.take(assigned), multiples)
             num_micro_batches += 1
 

@@ -107,8 +107,9 @@ class RunLog:
         self._bar.set_postfix(loss=line["loss"], refresh=False)
         self._write(line, "train/")
 
-    def validation(self, step: int, metrics: dict[str, float]) -> None:
+    def validation(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Log the metrics of an evaluation."""
+        metrics = {**metrics, "documents": self._run.data.num_documents("validation")}
         line = {f"validation_{name}": metrics.get(name) for name in VALIDATION}
         self._write({"step": step, **line}, "validation/")
 

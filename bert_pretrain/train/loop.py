@@ -4,8 +4,7 @@ import contextlib
 import signal
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,10 +12,13 @@ import torch
 
 from bert_pretrain.config import duration
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
+from bert_pretrain.model.folder import PRETRAINING
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.loader import Prefetcher, TrainingData
+from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.loader import Prefetcher, TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog, training_line
+from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import RunClock
@@ -25,8 +27,6 @@ from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import MicroBatchTooLarge, train_step
 
 MAX_SKIPPED_IN_A_ROW = 30  # the loss scale of fp16 needs 16 skipped steps to fall to 1
-# Evaluates the whole validation split if passed True, else a part of it. Returns None if there is no such split.
-Evaluate = Callable[[bool], dict[str, float] | None]
 
 
 @dataclass
@@ -37,8 +37,6 @@ class Loop:
     state: TrainState  # changed in place
     data: TrainingData
     log: RunLog
-    measure: Evaluate
-    checkpoints: CheckpointWriter
     is_start: bool  # False for a run that resumes
     rate: float = 0.0  # learning rate of the last step
 
@@ -52,6 +50,13 @@ class Loop:
             self.is_start,
             # The first step may compile. The second step may capture a CUDA graph.
             slow_steps_left=1 if self.graphs is None else 2,
+        )
+        self.checkpoints = CheckpointWriter(
+            self.run.output / "checkpoints",
+            self.state,
+            self.run.tokenizer,
+            self.run.config.train.keep_checkpoints,
+            self.describe if self.run.dist_context.is_main else None,
         )
         self.signals = SignalRequests()
         self.batches = self._prefetcher()
@@ -162,15 +167,22 @@ class Loop:
     def evaluate(self) -> None:
         """Evaluate all held-out examples at the end of the run, else a part, unless the last line has this result."""
         begin = time.perf_counter()
-        num_examples = self.run.data.rows("validation")
+        run = self.run
+        num_examples = run.data.rows("validation")
         line = self.log.newest.get("validation", {})  # empty on all ranks but the first
         is_complete = line.get("validation_examples") == num_examples or not self.clock.is_over
         is_done = line.get("step") == self.num_steps and is_complete
-        if self.run.dist_context.run_on_main(lambda: is_done):
+        if num_examples == 0 or run.dist_context.run_on_main(lambda: is_done):
             return
-        metrics = self.measure(self.clock.is_over)
-        if metrics is None:
-            return
+        batches = evaluation_batches(
+            run.data,
+            "validation",
+            self.data.micro_batch_tokens,
+            None if self.clock.is_over else run.config.train.eval_examples,
+            static_shapes=run.compiled,
+            dist_context=run.dist_context,
+        )
+        metrics = evaluate_batches(self.state.losses, batches, run.device, run.precision.dtype, run.dist_context)
         self.log.validation(self.num_steps, metrics)
         # The last evaluation uses all examples. With decay, because the first one on a GPU loads kernels.
         seconds = (time.perf_counter() - begin) * num_examples / metrics["examples"]
@@ -186,6 +198,23 @@ class Loop:
         self.clock.reserve("write", 1.5 * self.checkpoints.write_seconds)
         if self.clock.is_stopped:
             self._stop(checkpoint, self.clock.now.signal_number)
+
+    def describe(self) -> tuple[dict[str, Any], str]:
+        """Return what a checkpoint records besides the state, and its model card."""
+        run = self.run
+        record = {
+            "length": asdict(run.length),
+            "micro_batch_tokens": self.data.micro_batch_tokens,
+            "threads": torch.get_num_threads(),
+            "ranks": run.dist_context.size,
+            "device": run.device.type,
+            "torch": torch.__version__,
+            "precision": run.precision.name,
+            "data": run.data.content_hash,
+            PRETRAINING: run.pretraining(self.state.progress.tokens),
+            "metrics": self.log.position,
+        }
+        return record, model_card(run, self.state, self.log.newest.get("validation"))
 
     def end(self) -> None:
         """Wait for the last checkpoint. Stop if a signal arrived during the last evaluation or save."""

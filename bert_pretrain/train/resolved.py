@@ -1,5 +1,6 @@
 """Resolve a configuration for this machine and data, and find where a run resumes."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,6 @@ class ResolvedRun:
     dist_context: DistContext
     num_parameters: int
     micro_batch_tokens: int  # a maximum, which is halved if memory runs out
-    identity: dict[str, Any]  # inputs and settings that must not change when the run is resumed, as JSON values
     trained_length: int  # tokens of the longest examples, of this run or of the training of `init_from`
     extension: Extension | None = None  # the tokens that the data's vocabulary adds to that of `init_from`
     carried: Checkpoint | None = None  # `init_from`, if its optimizer state and step are carried over
@@ -101,10 +101,20 @@ class ResolvedRun:
             TRAINED_LENGTH: self.trained_length,
         }
 
-    @property
+    @functools.cached_property
     def folder(self) -> Output:
-        """The folder of the run."""
-        return Output(self.output, "run", self.identity, (self.data.path, self.init_from, self.teacher))
+        """The folder of the run. Its identity are the inputs and settings that must not change when it is resumed."""
+        settings = self.config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
+        identity = {
+            "model": self.config.model.model_dump(mode="json"),
+            "train": {**settings, "precision": self.precision.name},
+            "data": self.data.content_hash,
+            "tokenizer": self.tokenizer.hash,
+            "init_from": weights_sha256(self.init_from, "--init-from") if self.init_from else None,
+            "carry_optimizer": self.carried is not None,
+            "teacher": weights_sha256(self.teacher, TEACHER) if self.teacher else None,  # not its path
+        }
+        return Output(self.output, "run", identity, (self.data.path, self.init_from, self.teacher))
 
     @property
     def samples_softmax(self) -> bool:
@@ -142,7 +152,18 @@ def resolve_run(
     device = devices.choose_device(train.device, dist_context.local_rank)
     devices.configure_cpu(device)
     precision = devices.choose_precision(train.precision, device)
-    attention, attention_reason = dist_context.run_on_main(lambda: _attention(config, data, device, precision))
+    attention, attention_reason = dist_context.run_on_main(
+        lambda: choose_attention(
+            train.attention,
+            device,
+            precision.dtype,
+            hidden_size=config.model.hidden_size,
+            num_heads=config.model.num_attention_heads,
+            dropout_rate=config.model.attention_probs_dropout_prob,
+            # Compiled steps have a fixed maximum.
+            longest=None if train.compile is False else data.max_seq_length,
+        )
+    )
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
@@ -166,7 +187,6 @@ def resolve_run(
         dist_context=dist_context,
         num_parameters=model.num_parameters,
         micro_batch_tokens=-int(dist_context.maximum([-tokens])[0]),  # the minimum
-        identity=_identity(config, data, tokenizer, precision, init_from, teacher, carry_optimizer),
         trained_length=longest,
         extension=extension,
         carried=carried,
@@ -183,42 +203,6 @@ def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
     _, vocab_size = read_config(teacher, TEACHER)
     check_rows(teacher, vocab_size, tokenizer, TEACHER)
     return teacher
-
-
-def _attention(config: Config, data: DataFolder, device: torch.device, precision: devices.Precision) -> tuple[str, str]:
-    """Return the attention to use, and the reason."""
-    return choose_attention(
-        config.train.attention,
-        device,
-        precision.dtype,
-        hidden_size=config.model.hidden_size,
-        num_heads=config.model.num_attention_heads,
-        dropout_rate=config.model.attention_probs_dropout_prob,
-        # Compiled steps have a fixed maximum.
-        longest=None if config.train.compile is False else data.max_seq_length,
-    )
-
-
-def _identity(
-    config: Config,
-    data: DataFolder,
-    tokenizer: Tokenizer,
-    precision: devices.Precision,
-    init_from: Path | None,
-    teacher: Path | None,
-    carry_optimizer: bool,
-) -> dict[str, Any]:
-    """Return the inputs and settings that must not change when the run is resumed."""
-    settings = config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
-    return {
-        "model": config.model.model_dump(mode="json"),
-        "train": {**settings, "precision": precision.name},
-        "data": data.content_hash,
-        "tokenizer": tokenizer.hash,
-        "init_from": weights_sha256(init_from, "--init-from") if init_from else None,
-        "carry_optimizer": carry_optimizer,
-        "teacher": weights_sha256(teacher, TEACHER) if teacher else None,  # not its path
-    }
 
 
 def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:

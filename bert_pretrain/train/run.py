@@ -5,7 +5,6 @@ The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/
 """
 
 import contextlib
-import functools
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +18,13 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.folder import CARD, PRETRAINING
+from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import export_weights, load_model, load_weights, save_model_folder
 from bert_pretrain.report.curves import draw_curves
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
-from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import MLM_WEIGHTS, evaluate_batches
+from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
+from bert_pretrain.train.evaluation import MLM_WEIGHTS
 from bert_pretrain.train.initial_weights import (
     start_from_cooccurrences,
     start_from_teacher,
@@ -33,7 +32,7 @@ from bert_pretrain.train.initial_weights import (
     unigram_bias,
 )
 from bert_pretrain.train.inputs import TEACHER, check_inputs
-from bert_pretrain.train.loader import TrainingData, evaluation_batches
+from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import Loop, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
@@ -103,78 +102,31 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         run.folder.add(record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
-        checkpoints = CheckpointWriter(
-            run.output / "checkpoints",
-            state,
-            run.tokenizer,
-            run.config.train.keep_checkpoints,
-            functools.partial(_describe_checkpoint, run, state, data, log) if is_main else None,
-        )
-        evaluate = functools.partial(_evaluate, run, state, data)
+        loop = Loop(run, state, data, log, is_start=latest is None)
         try:
-            Loop(run, state, data, log, evaluate, checkpoints, is_start=latest is None).fit()
+            loop.fit()
         except Exception:  # let the thread finish the checkpoint that it is writing
             with contextlib.suppress(Exception):
-                checkpoints.wait()
+                loop.checkpoints.wait()
             raise
         if is_main:
             _finish(run, state, log, record)
-
-
-def _evaluate(run: ResolvedRun, state: TrainState, data: TrainingData, all_examples: bool) -> dict[str, float] | None:
-    """Return the metrics of the validation split, or of `eval_examples` of it; None if there is no such split."""
-    if not run.data.rows("validation"):
-        return None
-    batches = evaluation_batches(
-        run.data,
-        "validation",
-        data.micro_batch_tokens,
-        None if all_examples else run.config.train.eval_examples,
-        static_shapes=run.compiled,
-        rank=run.dist_context.rank,
-        num_ranks=run.dist_context.size,
-    )
-    metrics = evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
-    documents = run.data.num_documents("validation")
-    return metrics if documents is None else {**metrics, "documents": documents}
-
-
-def _describe_checkpoint(
-    run: ResolvedRun,
-    state: TrainState,
-    data: TrainingData,
-    log: RunLog,
-) -> tuple[dict[str, Any], str]:
-    """Return what a checkpoint records besides the state, and its model card."""
-    record = {
-        "length": asdict(run.length),
-        "micro_batch_tokens": data.micro_batch_tokens,
-        "threads": torch.get_num_threads(),
-        "ranks": run.dist_context.size,
-        "device": run.device.type,
-        "torch": torch.__version__,
-        "precision": run.precision.name,
-        "data": run.data.content_hash,
-        PRETRAINING: run.pretraining(state.progress.tokens),
-        "metrics": log.position,
-    }
-    return record, model_card(run, state, log.newest.get("validation"))
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest)
     step_seconds = time_steps(run, state, _training_data(run, state))
-    warning = ""
     if run.length.steps is None:
-        left = max((run.length.seconds or 0.0) - state.progress.wall_seconds, 0.0)
-        text = f"{run.length} for about {left / step_seconds:,.0f} steps"
+        seconds = run.length.seconds or 0.0
+        steps_left = int(max(seconds - state.progress.wall_seconds, 0.0) / step_seconds)
     else:
-        steps = run.length.steps - state.progress.step
-        text = f"{duration(steps * step_seconds)} for {steps:,} steps"
-        warning = too_long(steps * step_seconds)
-    without = "without evaluations and checkpoints; nothing was written (--dry-run)"
-    print(f"time       {text} of {step_seconds:.3g} s, {without}{warning}")
+        steps_left = run.length.steps - state.progress.step
+        seconds = steps_left * step_seconds
+    print(
+        f"time       {duration(seconds)} for {steps_left:,} steps of {step_seconds:.3g} s, without evaluations and "
+        f"checkpoints; nothing was written (--dry-run){too_long(seconds)}"
+    )
 
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
@@ -290,8 +242,7 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
         micro_batch_tokens=run.micro_batch_tokens,
         first_step=state.progress.step,
         first_example=state.progress.examples - state.progress.examples_before,
-        rank=run.dist_context.rank,
-        num_ranks=run.dist_context.size,
+        dist_context=run.dist_context,
         static_shapes=run.compiled,
         sampler=sampler,
     )

@@ -17,9 +17,9 @@ from bert_pretrain.config import Config
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.devices import DTYPES, Precision
 from bert_pretrain.train import cuda_graph, decoder_loss
-from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
+from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
@@ -252,9 +252,12 @@ def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
 def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:
     data = FakeData(folder, seed=1, global_batch_size=24, micro_batch_tokens=MICRO_BATCH_TOKENS)
     data.prepare(mode)
+    # Nothing is evaluated and no checkpoint is written, because fake tensors have no values.
+    splits = {"train": folder.manifest["splits"]["train"]}
+    folder = DataFolder(folder.path, {**folder.manifest, "splits": splits})
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, {}, folder.max_seq_length,
+        "varlen", "", False, "", DistContext(rank=1), 0, MICRO_BATCH_TOKENS, folder.max_seq_length,
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 
@@ -270,7 +273,5 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,
     ):
-        # No checkpoint is written, because fake tensors have no values.
-        checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
-        Loop(run, state, data, log, lambda all_examples: None, checkpoints, is_start=False).fit()
+        Loop(run, state, data, log, is_start=False).fit()
     return waits

@@ -189,7 +189,7 @@ def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_slow
     if num_slow_steps == 2:  # as if the second step captured a graph
         monkeypatch.setattr("bert_pretrain.train.loop._step_graphs", lambda *_: object())
 
-    monkeypatch.setattr("bert_pretrain.train.run.evaluate_batches", evaluate)
+    monkeypatch.setattr("bert_pretrain.train.loop.evaluate_batches", evaluate)
     monkeypatch.setattr("bert_pretrain.train.loop.train_step", step)
     run = fit(max_steps=None, time_budget=12, warmup_ratio=0.6, log_every=1)  # a warm-up of seconds, for busy machines
     rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]

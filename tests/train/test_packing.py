@@ -14,6 +14,7 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.rng import stream
+from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.packing import Batch, GlobalBatch, pack
@@ -146,7 +147,9 @@ def test_ranks_share_a_global_batch_and_agree_on_its_counts(
     folder = new_data_folder(masking, masking=masking)
 
     def share(rank: int, ranks: int) -> Any:
-        data = open_data(folder, batch=50, tokens=200, rank=rank, num_ranks=ranks, static_shapes=static_shapes)
+        data = open_data(
+            folder, batch=50, tokens=200, dist_context=DistContext(rank, ranks), static_shapes=static_shapes
+        )
         return data.global_batch(7)
 
     whole, shares = share(0, 1), [share(rank, 3) for rank in range(3)]

@@ -19,6 +19,7 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loader
+from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
@@ -190,7 +191,7 @@ def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, t
     assert sum(batch.num_predictions for batch in few) == len(rows.take(chosen).masks.positions)
     full = list(evaluation_batches(data, "validation", 64, max_rows=100))
     assert sum(batch.num_sequences for batch in full) == 23
-    ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
+    ranks = [list(evaluation_batches(data, "validation", 64, dist_context=DistContext(rank, 3))) for rank in range(3)]
     for number, batch in enumerate(full):  # ranks take batches in turn
         assert torch.equal(ranks[number % 3][number // 3].input_ids, batch.input_ids)
     assert sum(map(len, ranks)) == len(full)
