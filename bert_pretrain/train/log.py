@@ -52,7 +52,7 @@ without_console_errors = functools.partial(contextlib.suppress, OSError)
 
 
 class RunLog:
-    """The log of one run. Without a record, as on all ranks but the first, it does nothing."""
+    """The log of one run. Without a record, as on all ranks but the first, it is silent."""
 
     def __init__(
         self,
@@ -90,6 +90,11 @@ class RunLog:
             self._diagnose(parse_json(line))
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing is written, as on all ranks but the first."""
+        return self._file is None
+
+    @property
     def position(self) -> dict[str, Any]:
         """The size and SHA-256 of `metrics.jsonl`, after flushing it to disk."""
         if not is_in_place(self._file, self._path):
@@ -115,7 +120,7 @@ class RunLog:
 
     def _write(self, line: dict[str, Any], group: str) -> None:
         """Append a line, with null for numbers that are not finite; send and print it, and the hints that follow."""
-        if self._file is None:
+        if self.is_silent:
             return
         not_finite = [name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
         line = {**line, **dict.fromkeys(not_finite)}
@@ -147,7 +152,7 @@ class RunLog:
             self._bar.close()
         for _, close in self._trackers:
             close()
-        if self._file is not None:
+        if not self.is_silent:
             self._file.close()
 
 

@@ -41,7 +41,7 @@ class Loop:
     rate: float = 0.0  # learning rate of the last step
 
     def __post_init__(self) -> None:
-        self.graphs = _step_graphs(self.run, self.state)
+        self.graphs = self._make_graphs()
         self.clock = RunClock(
             self.run.config.train,
             self.run.length,
@@ -56,10 +56,30 @@ class Loop:
             self.state,
             self.run.tokenizer,
             self.run.config.train.keep_checkpoints,
-            self.describe if self.run.dist_context.is_main else None,
+            None if self.log.is_silent else self.describe,
         )
         self.signals = SignalRequests()
         self.batches = self._prefetcher()
+
+    def _make_graphs(self) -> StepGraphs | None:
+        # CUDA graphs cannot communicate with other ranks, nor reset the random generator as activation checkpointing.
+        is_possible = self.run.dist_context.size == 1 and not self.run.config.train.activation_checkpointing
+        return StepGraphs(self.state.model, self.state.optimizers) if self.run.compiled and is_possible else None
+
+    def time_steps(self) -> float:
+        """Run up to four steps, which change the weights, and return their median duration in seconds.
+
+        The first step chooses or compiles kernels, so it counts only if it is the only step. A single process starts no
+        step after a minute; several ranks always run four steps, because they must agree on the number.
+        """
+        self.state.network.train()
+        times: list[float] = []
+        with contextlib.closing(self), contextlib.suppress(StopIteration), _fork_rng(self.run.device):
+            while len(times) < 4 and (self.run.dist_context.size > 1 or sum(times) < 60.0):
+                _, begin = self._compute()
+                _synchronize(self.run.device)
+                times.append(time.perf_counter() - begin)
+        return statistics.median(times[1:] or times)
 
     def fit(self) -> None:
         """Train from the state's step to the end of the run and save the last checkpoint.
@@ -133,9 +153,27 @@ class Loop:
                 )
                 return batch, begin
             except MicroBatchTooLarge as error:
-                _free_memory(self.run, self.data, self.graphs, error)
+                self._free_memory(error)
                 self.batches.close()
                 self.batches = self._prefetcher()
+
+    def _free_memory(self, error: MicroBatchTooLarge) -> None:
+        """Drop the CUDA graphs. If there are none, halve the micro-batches.
+
+        Raises ConfigError if the size of micro-batches is configured, or if there are several ranks.
+        """
+        if self.graphs is None or not self.graphs.drop():
+            tokens = self.data.micro_batch_tokens
+            if self.run.dist_context.size > 1 or self.run.config.train.micro_batch_tokens != "auto":
+                raise ConfigError(
+                    f"micro-batches of {tokens:,} tokens do not fit into the memory of the device",
+                    where="train.micro_batch_tokens",
+                    remedy=f"set it to {tokens // 2}, and run the same command again",
+                ) from error
+            self.data.halve_micro_batches()
+            print(f"out of memory: micro-batches have at most {self.data.micro_batch_tokens:,} tokens from now on")
+        if self.run.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _next_batch(self) -> GlobalBatch:
         """Return the next batch. Before raising an error, such as that of a damaged shard, save a checkpoint."""
@@ -249,62 +287,6 @@ def _report_no_time(run: ResolvedRun, clock: RunClock) -> None:
     if run.init_from is None:
         raise ConfigError(what, where="train.time_budget", remedy="allow more time, or hold out less text")
     print(f"warning: {what}; the weights are those of {run.init_from}")
-
-
-def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
-    # CUDA graphs cannot communicate with other ranks, nor reset the random generator as activation checkpointing does.
-    is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
-    return StepGraphs(state.model, state.optimizers) if is_possible else None
-
-
-def _free_memory(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: MicroBatchTooLarge) -> None:
-    """Drop the CUDA graphs. If there are none, halve the micro-batches.
-
-    Raises ConfigError if the size of micro-batches is configured, or if there are several ranks.
-    """
-    if graphs is None or not graphs.drop():
-        if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
-            raise ConfigError(
-                f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
-                where="train.micro_batch_tokens",
-                remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
-            ) from error
-        data.halve_micro_batches()
-        print(f"out of memory: micro-batches have at most {data.micro_batch_tokens:,} tokens from now on")
-    if run.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
-    """Run up to four steps, which change the state, and return their median duration in seconds.
-
-    The first step chooses or compiles kernels, so it counts only if it is the only step. A single process starts no
-    step after a minute; several ranks always run four steps, because they must agree on the number.
-    """
-    times: list[float] = []
-    graphs = _step_graphs(run, state)
-    state.network.train()
-    with _fork_rng(run.device):
-        while len(times) < 4 and (run.dist_context.size > 1 or sum(times) < 60.0):
-            batch = data.global_batch(state.progress.step + len(times)).to(run.device)
-            begin = time.perf_counter()
-            try:
-                train_step(
-                    state,
-                    batch,
-                    run.config.train,
-                    step=len(times),
-                    learning_rate=run.config.train.peak_lr,
-                    dtype=run.precision.dtype,
-                    dist_context=run.dist_context,
-                    graphs=graphs,
-                )
-            except MicroBatchTooLarge as error:
-                _free_memory(run, data, graphs, error)
-                continue
-            _synchronize(run.device)
-            times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:] or times)
 
 
 def _synchronize(device: torch.device) -> None:

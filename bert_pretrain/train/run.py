@@ -34,7 +34,7 @@ from bert_pretrain.train.initial_weights import (
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.log import RunLog
-from bert_pretrain.train.loop import Loop, time_steps
+from bert_pretrain.train.loop import Loop
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.optimizers import make_optimizers
@@ -116,7 +116,8 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest)
-    step_seconds = time_steps(run, state, _training_data(run, state))
+    silent = RunLog(run, state.progress)
+    step_seconds = Loop(run, state, _training_data(run, state), silent, is_start=latest is None).time_steps()
     if run.length.steps is None:
         seconds = run.length.seconds or 0.0
         steps_left = int(max(seconds - state.progress.wall_seconds, 0.0) / step_seconds)

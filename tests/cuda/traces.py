@@ -19,7 +19,7 @@ from bert_pretrain.model.devices import DTYPES, Precision
 from bert_pretrain.train import cuda_graph, decoder_loss
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.distributed import DistContext
+from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
@@ -257,7 +257,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     folder = DataFolder(folder.path, {**folder.manifest, "splits": splits})
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", DistContext(rank=1), 0, MICRO_BATCH_TOKENS, folder.max_seq_length,
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, folder.max_seq_length,
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 

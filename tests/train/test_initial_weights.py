@@ -187,7 +187,7 @@ def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_slow
         train_step(*arguments, **{**options, "graphs": None})  # type: ignore[arg-type]
 
     if num_slow_steps == 2:  # as if the second step captured a graph
-        monkeypatch.setattr("bert_pretrain.train.loop._step_graphs", lambda *_: object())
+        monkeypatch.setattr("bert_pretrain.train.loop.Loop._make_graphs", lambda _: object())
 
     monkeypatch.setattr("bert_pretrain.train.loop.evaluate_batches", evaluate)
     monkeypatch.setattr("bert_pretrain.train.loop.train_step", step)
