@@ -50,8 +50,9 @@ class TrainingData:
     seed: int
     global_batch_size: int
     micro_batch_tokens: int
-    first_step: int = 0
-    first_example: int = 0  # at `first_step`, counted over all epochs
+    offset: int = (
+        0  # examples, over all epochs, before the first one of step 0; negative if earlier batches were smaller
+    )
     dist_context: DistContext = SINGLE_PROCESS
     static_shapes: bool = False  # whether micro-batches have nearly constant shapes
     sampler: CandidateSampler | None = None  # draws the candidates of a sampled softmax
@@ -99,7 +100,7 @@ class TrainingData:
         return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:
-        return self.first_example + (step - self.first_step) * self.global_batch_size
+        return self.offset + step * self.global_batch_size
 
 
 def evaluation_batches(

@@ -23,7 +23,6 @@ from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
-from bert_pretrain.train.schedule import schedule_steps, warmup_steps
 from bert_pretrain.train.state import TrainState
 
 METRICS = (  # title, name, format
@@ -67,7 +66,6 @@ def model_card(
         teacher=name_of_folder(run.teacher) if run.teacher else None,
         objective=OBJECTIVES[data.next_sentence],
         masks=MASKING[data.masking],
-        warmup=_warmup(run),
         rate=f"{fine_tuning_rate(state.model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         is_final=is_final,
         has_curves=has_curves,
@@ -86,13 +84,6 @@ def model_card(
         tags=["bert", "fill-mask", "pretraining", "bert-pretrain"],
     )
     return f"---\n{metadata}\n---\n\n{body}"
-
-
-def _warmup(run: ResolvedRun) -> str:
-    train = run.config.train
-    if run.length.steps is None:
-        return f"{train.warmup_ratio:.1%} of the time"
-    return f"{warmup_steps(train, schedule_steps(train, run.length.steps)):,} steps"
 
 
 def _metrics(run: ResolvedRun, line: Mapping[str, Any]) -> list[tuple[str, str]]:

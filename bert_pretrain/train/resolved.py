@@ -117,6 +117,13 @@ class ResolvedRun:
         return Output(self.output, "run", identity, (self.data.path, self.init_from, self.teacher))
 
     @property
+    def warmup(self) -> str:
+        """The length of the warm-up as text."""
+        if self.length.steps is None:
+            return f"{self.config.train.warmup_ratio:.1%} of the time"
+        return f"{schedule.warmup_steps(self.config.train, self.length.steps):,} steps"
+
+    @property
     def samples_softmax(self) -> bool:
         return 0 < self.config.train.softmax_candidates < self.tokenizer.vocab_size
 
@@ -231,6 +238,11 @@ def describe(run: ResolvedRun) -> str:
     held_out = data.rows("validation")
     evaluated = f"{held_out:,} held out" if held_out else "no validation split, so no evaluation"
     batch_tokens = train.global_batch_size * mean_tokens
+    epochs = ""
+    if run.length.steps is not None:
+        steps_before = 0 if run.carried is None else run.carried.step
+        num_examples = (run.length.steps - steps_before) * train.global_batch_size
+        epochs = f", {num_examples / data.rows('train'):.2f} epochs"
     lines = [
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
@@ -248,22 +260,11 @@ def describe(run: ResolvedRun) -> str:
         lines.append(f"softmax    {train.softmax_candidates:,} candidates")
     lines += [
         f"optimizer  {train.optimizer}, peak learning rate {train.peak_lr:g}",
-        f"length     {_describe_length(run)}",
+        f"length     {run.length}{epochs}, warm-up of {run.warmup}, schedule {train.schedule}",
         f"batch      {train.global_batch_size} examples, about {batch_tokens:,.0f} tokens, "
         f"in micro-batches of at most {run.micro_batch_tokens:,} tokens",
     ]
     return "\n".join(lines)
-
-
-def _describe_length(run: ResolvedRun) -> str:
-    train = run.config.train
-    if run.length.steps is None:
-        return f"{run.length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
-    steps_before = 0 if run.carried is None else run.carried.step
-    epochs = (run.length.steps - steps_before) * train.global_batch_size / run.data.rows("train")
-    spanned = schedule.schedule_steps(train, run.length.steps)
-    warmup = schedule.warmup_steps(train, spanned)
-    return f"{run.length}, {epochs:.2f} epochs, {warmup:,} steps of warm-up, schedule {train.schedule} over {spanned:,}"
 
 
 def find_progress(run: ResolvedRun, state: OutputState, *, changes: bool) -> tuple[bool, Checkpoint | None]:

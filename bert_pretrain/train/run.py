@@ -232,6 +232,7 @@ def _manifest_record(run: ResolvedRun) -> dict[str, Any]:
 
 def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     train = run.config.train
+    progress = state.progress
     sampler = None
     if run.samples_softmax:
         frequencies = unigram_bias(run.data, run.tokenizer).exp().numpy()
@@ -241,8 +242,7 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
         seed=train.seed,
         global_batch_size=train.global_batch_size,
         micro_batch_tokens=run.micro_batch_tokens,
-        first_step=state.progress.step,
-        first_example=state.progress.examples - state.progress.examples_before,
+        offset=progress.examples - progress.examples_before - progress.step * train.global_batch_size,
         dist_context=run.dist_context,
         static_shapes=run.compiled,
         sampler=sampler,

@@ -48,8 +48,10 @@ def schedule_steps(config: TrainConfig, steps: int) -> int:
 
 
 def warmup_steps(config: TrainConfig, steps: int) -> int:
-    """Return the number of warm-up steps of a schedule of `steps` steps."""
-    return config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
+    """Return the number of warm-up steps of a run of `steps` steps."""
+    if config.warmup_steps is not None:
+        return config.warmup_steps
+    return round(config.warmup_ratio * schedule_steps(config, steps))
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
@@ -60,7 +62,7 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """
     end = schedule_steps(config, steps)
     wsd_decay = max(1, round(WSD_DECAY_SHARE * end))
-    return _rate(config, step, 1, end, warmup_steps(config, end), wsd_decay)
+    return _rate(config, step, 1, end, warmup_steps(config, steps), wsd_decay)
 
 
 def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bert_pretrain.rng import stream
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
-from bert_pretrain.train.packing import Batch, GlobalBatch, pack
+from bert_pretrain.train.packing import pack
 from tests.train.conftest import (
     FIRST_WORD,
     NO_DROPOUT,
@@ -33,13 +32,6 @@ from tests.train.conftest import (
 
 def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256, **more: Any) -> TrainingData:
     return TrainingData(DataFolder.open(folder), seed=seed, global_batch_size=batch, micro_batch_tokens=tokens, **more)
-
-
-def assert_equal(left: GlobalBatch, right: GlobalBatch) -> None:
-    for ours, theirs in zip(left.micro_batches, right.micro_batches, strict=True):
-        for field in fields(Batch):
-            a, b = getattr(ours, field.name), getattr(theirs, field.name)
-            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def test_micro_batches_keep_the_budget_and_have_each_example_once() -> None:
@@ -99,7 +91,7 @@ def test_each_epoch_has_every_example_once_in_a_new_order(
 
 def test_new_batch_size_continues_at_the_same_example(data_folder: Path) -> None:
     before = open_data(data_folder, batch=40)
-    after = open_data(data_folder, batch=80, tokens=700, first_step=3, first_example=120)
+    after = open_data(data_folder, batch=80, tokens=700, offset=3 * (40 - 80))
     batches = [*(before.global_batch(step) for step in range(3)), *(after.global_batch(step) for step in (3, 4, 5))]
     whole = open_data(data_folder, batch=360).global_batch(0)
     seen = rows_of(micro for batch in batches for micro in batch.micro_batches)
@@ -113,7 +105,7 @@ def test_prefetcher_keeps_the_order_and_stops(data_folder: Path) -> None:
     batches = (asked.append(step) or data.global_batch(step) for step in range(3, 90))
     with contextlib.closing(Prefetcher(batches, torch.device("cpu"))) as reader:
         for step in range(3, 6):
-            assert_equal(next(reader), data.global_batch(step))
+            assert rows_of(next(reader).micro_batches) == rows_of(data.global_batch(step).micro_batches)
     assert 3 <= len(asked) <= 10
     assert len(list(Prefetcher(data.batches(3, 9), torch.device("cpu")))) == 6
 

@@ -114,57 +114,35 @@ def test_a_stop_signal_during_the_last_evaluation_stops_the_command(fit: Fit, fi
     assert_same_run(finished, run)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(fit: Fit, tmp_path: Path) -> None:
-    run = fit(tmp_path / "run", max_steps=4)
-    (old,) = (run / "checkpoints").iterdir()
-    old.rename(tmp_path / "elsewhere")
-    old.symlink_to(tmp_path / "elsewhere")
-    fit(run, max_steps=8, keep_checkpoints=1)
-    assert (run / "checkpoints" / "step-00000008").is_dir()
-    assert old.is_symlink()
+@pytest.mark.parametrize(("ending", "exit_code"), [("pipe", 130), ("terminal", 129), ("nohup", 143)])
+def test_run_whose_console_has_ended_saves_a_checkpoint(
+    data_folder: Path, tmp_path: Path, ending: str, exit_code: int
+) -> None:
+    """By Ctrl-C in `train 2>&1 | tee log`, which ends `tee` too, or the end of an ssh connection, without `nohup`."""
+    run = tmp_path / "run"
+    ours, theirs = os.pipe() if ending == "pipe" else os.openpty()
 
-
-def test_run_whose_console_has_ended_is_stopped_with_a_checkpoint(data_folder: Path, tmp_path: Path) -> None:
-    """As by Ctrl-C in `train 2>&1 | tee log`, which ends `tee` too."""
-    run, (reader, writer) = tmp_path / "run", os.pipe()
-
-    def write_to_pipe() -> None:
-        os.close(reader)
-        os.dup2(writer, 2)
-        sys.stdout = sys.stderr = os.fdopen(os.dup(writer), "w", buffering=1)
-
-    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run), first=write_to_pipe)
-    wait_until(lambda: num_lines(run) >= 2, process)
-    os.close(reader)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(180)
-    assert process.exitcode == 130
-    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
-    assert newest_step(run) >= metrics(run)[-1]["step"] > 0
-
-
-@pytest.mark.parametrize("has_nohup", [False, True])
-def test_run_whose_terminal_is_closed_saves_a_checkpoint(data_folder: Path, tmp_path: Path, has_nohup: bool) -> None:
-    """As by the end of an ssh connection. `nohup` ignores SIGHUP, and the run must continue."""
-    run, (ours, terminal) = tmp_path / "run", os.openpty()
-
-    def open_terminal() -> None:
+    def attach() -> None:
         os.close(ours)
-        os.login_tty(terminal)
-        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
-        if has_nohup:
+        if ending == "pipe":
+            os.dup2(theirs, 2)
+        else:
+            os.login_tty(theirs)
+        sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        if ending == "nohup":
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run), first=open_terminal)
-    os.close(terminal)
+    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run), first=attach)
+    os.close(theirs)
     wait_until(lambda: num_lines(run) >= 2, process)
-    os.close(ours)  # the kernel sends SIGHUP
-    if has_nohup:
+    os.close(ours)  # if this is a terminal, the kernel sends SIGHUP
+    if ending == "nohup":
         before = num_lines(run)
         wait_until(lambda: num_lines(run) > before + 1, process)
-        os.kill(process.pid, signal.SIGTERM)
+    if ending != "terminal":
+        os.kill(process.pid, signal.SIGINT if ending == "pipe" else signal.SIGTERM)
     process.join(180)
-    assert process.exitcode == (143 if has_nohup else 129)
+    assert process.exitcode == exit_code
     assert json.loads((run / "status.json").read_text())["status"] == "stopped"
     assert newest_step(run) >= metrics(run)[-1]["step"] > 0
 
