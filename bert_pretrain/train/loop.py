@@ -5,7 +5,6 @@ import signal
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import RunClock
-from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
+from bert_pretrain.train.signals import SignalRequests, write_status
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import MicroBatchTooLarge, train_step
 
@@ -67,7 +66,7 @@ class Loop:
         return StepGraphs(self.state.model, self.state.optimizers) if self.run.compiled and is_possible else None
 
     def time_steps(self) -> float:
-        """Run up to four steps, which change the weights, and return their median duration in seconds.
+        """Run up to four steps, which change the state, and return their median duration in seconds.
 
         The first step chooses or compiles kernels, so it counts only if it is the only step. A single process starts no
         step after a minute; several ranks always run four steps, because they must agree on the number.
@@ -230,12 +229,12 @@ class Loop:
         """Start writing a checkpoint. After a stop signal, stop the run."""
         begin = time.perf_counter()
         self.clock.read()  # to include the evaluation at this step
-        checkpoint = self.checkpoints.save()
+        self.checkpoints.save()
         self.clock.reserve("save", time.perf_counter() - begin)
         # The end of the run waits for the last checkpoint and for the final model, which is smaller.
         self.clock.reserve("write", 1.5 * self.checkpoints.write_seconds)
         if self.clock.is_stopped:
-            self._stop(checkpoint, self.clock.now.signal_number)
+            self._stop()
 
     def describe(self) -> tuple[dict[str, Any], str]:
         """Return what a checkpoint records besides the state, and its model card."""
@@ -257,15 +256,16 @@ class Loop:
     def end(self) -> None:
         """Wait for the last checkpoint. Stop if a signal arrived during the last evaluation or save."""
         self.checkpoints.wait()
-        self.clock.read()
-        number = self.signals.take()
-        if self.run.dist_context.size == 1 and number in STOPS and self.checkpoints.path.exists():
-            self._stop(self.checkpoints.path, number)
+        self.clock.advance(self.signals.take())
+        if self.clock.is_stopped:
+            self._stop()
 
-    def _stop(self, checkpoint: Path, signal_number: int) -> NoReturn:
-        """Wait for a checkpoint, write the status and raise `Interrupted`."""
-        text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
-        reason = Interrupted(128 + signal_number, text)  # the exit code that a shell reports for this signal
+    def _stop(self) -> NoReturn:
+        """Wait for the checkpoint, write the status and raise `Interrupted`."""
+        number = self.clock.now.signal_number
+        name = signal.Signals(number).name
+        text = f"stopped by {name} at {self.checkpoints.path}; the same command continues from there"
+        reason = Interrupted(128 + number, text)  # the exit code that a shell reports for this signal
 
         def complete() -> None:
             self.checkpoints.wait()
