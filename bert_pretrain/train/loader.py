@@ -34,7 +34,6 @@ from bert_pretrain.train.sampled_softmax import CandidateSampler
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 NUM_PREFETCHED = 3
-MIN_EVALUATION_SHARDS = 32  # minimum number of shards for an evaluation of some rows, if there are as many
 
 
 @dataclass
@@ -114,7 +113,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield a rank's micro-batches of a split, with the masks that it stores.
 
-    `max_rows` limits the number of rows, which are then spread evenly over at least `MIN_EVALUATION_SHARDS` shards.
+    `max_rows` limits the number of rows, which are then spread evenly.
     With `static_shapes`, `max_seqlen` is constant. Otherwise, Triton would compile its kernels for several block sizes.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
@@ -122,11 +121,8 @@ def evaluation_batches(
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
     records = data.shards(split)
     num_rows = data.rows(split)
-    if max_rows is not None and max_rows < num_rows:
-        num_shards = max(MIN_EVALUATION_SHARDS, 1 + max_rows * len(records) // num_rows)
-        indices = np.unique(np.linspace(0, len(records) - 1, num_shards).round().astype(int))
-        records = [records[index] for index in indices]
-        num_rows = min(max_rows, sum(record.rows for record in records))
+    if max_rows is not None:
+        num_rows = min(num_rows, max_rows)
     starts = ragged.offsets_of(np.array([record.rows for record in records]))
     chosen = np.linspace(0, starts[-1], num_rows, endpoint=False).astype(np.int64)
     bounds = np.searchsorted(chosen, starts)

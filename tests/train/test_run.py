@@ -18,7 +18,6 @@ from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.train import loader
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
@@ -167,19 +166,6 @@ def test_vocabulary_with_other_words_is_rejected(
 
 def test_non_finite_metrics_are_null(fit: Fit) -> None:
     assert metrics(fit(peak_lr=1e30, warmup_steps=0))[-1]["validation_mlm_loss"] is None
-
-
-def test_partial_evaluation_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, reads = DataFolder.open(data_folder), list[str]()
-    paths = [record.path for record in data.shards("train")]
-    monkeypatch.setattr(loader, "MIN_EVALUATION_SHARDS", 2)
-    monkeypatch.setattr(loader, "read_shard", lambda folder, one: reads.append(one.path) or read_shard(folder, one))
-    some = list(evaluation_batches(data, "train", 64, max_rows=8))
-    assert len(paths) > 2
-    assert reads == [paths[0], paths[-1]]
-    assert sum(batch.num_sequences for batch in some) == 8
-    more = sum(record.rows for record in data.shards("train")[:2]) + 1  # than two shards hold
-    assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, max_rows=more)) == more
 
 
 def test_partial_evaluation_takes_evenly_spaced_rows(new_data_folder: NewData, tmp_path: Path) -> None:
