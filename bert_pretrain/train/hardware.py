@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
@@ -26,15 +25,8 @@ OPERATIONS_FUSED = 100  # number of operations that Inductor may fuse into one k
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
     """Return whether to compile layers, and the reason as text."""
-    # With torch 2.11 on CPU, compiled gradients were wrong by one percent. torch 2.12 is untested.
-    if setting is True and attention == "padded" and torch.__version__ < "2.13":
-        raise ConfigError(
-            f"torch {torch.__version__} may compute wrong gradients for compiled attention with padding",
-            where="train.compile",
-            remedy="set it to auto or false, or install torch 2.13",
-        )
-    if isinstance(setting, bool):
-        return setting, "as configured"
+    if setting is False:
+        return False, "as configured"
     if device.type != "cuda":
         return False, "only useful on CUDA"
     if attention == "padded":

@@ -164,16 +164,6 @@ def test_signals_to_torchrun_and_all_ranks_stop_them_at_the_same_step(data_folde
         assert last > before
 
 
-@pytest.mark.slow
-def test_compiled_layers_on_two_ranks_match_eager_ones_on_one(fit: Fit, data_folder: Path, tmp_path: Path) -> None:
-    settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
-    words = command(tiny(**settings, compile=True), data_folder, tmp_path / "two")
-    out, err = torchrun(words).communicate(timeout=180)
-    fit("one", **settings)
-    assert "compiled   yes" in out, err
-    assert_same_losses(tmp_path / "one", tmp_path / "two")
-
-
 CASES = {"adamw": torch.float32, "lamb": torch.float32, "muon": torch.float32, "adamw in bf16": torch.bfloat16}
 CASES["adamw with candidates"] = torch.float32
 

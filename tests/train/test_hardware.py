@@ -1,6 +1,5 @@
 """Automatic choices for each device, FLOPs, memory estimates and compilation."""
 
-import contextlib
 import ctypes
 import multiprocessing
 import resource
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
-from torch.torch_version import TorchVersion
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
@@ -130,11 +128,8 @@ def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_com
         compiled, reason = hardware.choose_compile("auto", CUDA, "varlen")
         assert (compiled, missing in reason) == (not missing, True)
     assert not hardware.choose_compile("auto", CUDA, "padded")[0]
-    assert not hardware.choose_compile("auto", CPU, "padded")[0]
-    for version, is_refused in (("2.11.0+cu130", True), ("2.13.0+cpu", False), ("2.14.1", False)):
-        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-        with pytest.raises(ConfigError, match="wrong gradients") if is_refused else contextlib.nullcontext():
-            assert hardware.choose_compile(True, CPU, "padded")[0]
+    assert not hardware.choose_compile(True, CPU, "padded")[0]
+    assert not hardware.choose_compile(False, CUDA, "varlen")[0]
     settings = torch._dynamo.config
     for is_command, expected in ((False, (7, True)), (True, (64, False))):
         monkeypatch.setattr(devices.cores, "owns_process", is_command)
@@ -158,7 +153,7 @@ def test_compiling_needs_triton_a_c_compiler_and_the_headers_of_python(
     assert hardware._missing_for_triton() == "its package"
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="rejected by choose_compile")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11 computes wrong gradients")
 def test_compiled_model_has_no_graph_breaks_and_equal_gradients_and_metrics(data_folder: Path) -> None:
     # Batches differ in their numbers of tokens, sequences and masks.
     batches = [cut_alike(make_examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
