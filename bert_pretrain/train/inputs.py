@@ -78,13 +78,10 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
         may_differ.add("max_position_embeddings")
     for key, value in set_keys.items():
         if key not in may_differ and value != getattr(old, key):
-            remedy = f"remove the key; it is then taken from {init_from}"
-            if carry_optimizer and key == "max_position_embeddings":
-                remedy = "leave out --carry-optimizer, whose state lacks the new positions, or make shorter examples"
             raise ConfigError(
                 f"{key} is {value}, but the weights in {init_from} have {getattr(old, key)}",
                 where=f"model.{key}",
-                remedy=remedy,
+                remedy=f"remove the key; it is then taken from {init_from}",
             )
     return config.model_copy(update={"model": model})
 

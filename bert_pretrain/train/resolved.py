@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from bert_pretrain.config import Config, duration
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.io.manifest import MANIFEST, Output, OutputState
-from bert_pretrain.metrics import METRICS, read_metrics
 from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
@@ -304,10 +303,6 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
     if damage := damage_of_model(model):
         print(f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint")
         return False
-    try:
-        read_metrics(run.output)
-    except DataError as error:  # the model does not need them
-        print(f"warning: {run.output / METRICS}: {error.what}")
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
     return True
 

@@ -179,12 +179,8 @@ def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> 
     fresh, unused = load_weights(model, folder, flag="--init-from", seed=run.config.train.seed, extension=extension)
     print(f"weights from {folder}{'; the teacher is not used' if run.teacher else ''}")
     if extension is not None and extension.pieces:
-        new = len(extension.pieces)
-        print(
-            f"the vocabulary of the data adds {new:,} tokens to the model's, {extension.num_in_slots:,} in unused "
-            f"slots and {new - extension.num_in_slots:,} at the end; each new embedding starts as the mean of the "
-            "token's old pieces"
-        )
+        text = "tokens to the model's; each new embedding starts as the mean of the token's old pieces"
+        print(f"the vocabulary of the data adds {len(extension.pieces):,} {text}")
     if fresh:
         print(f"  missing, initialized from the seed: {', '.join(fresh)}")
     if unused:

@@ -348,14 +348,3 @@ def test_run_without_steps_left_evaluates_all_examples_once(fit: Fit, finished: 
     shutil.rmtree(run / "model")
     fit(run, max_steps=8, eval_examples=16)
     assert json.loads((run / "manifest.json").read_text())["validation"]["step"] == 8
-
-
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(path.read_bytes()[:-9]), Path.unlink])
-def test_a_finished_run_warns_of_changed_metrics(fit: Fit, finished: Path, tmp_path: Path, capsys, change) -> None:
-    shutil.copytree(finished, tmp_path / "run")
-    change(tmp_path / "run" / "metrics.jsonl")
-    fit("run")
-    printed = capsys.readouterr().out
-    assert "warning: " in printed
-    assert "metrics.jsonl" in printed
-    assert "up to date" in printed
