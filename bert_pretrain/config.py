@@ -312,7 +312,7 @@ class TrainConfig(_Section):
     """Attention without padding (varlen) or with padding; auto: without, if device, precision and head size allow it
     and `attention_probs_dropout_prob` is 0."""
     compile: bool | Literal["auto"] = "auto"
-    """Use torch.compile; auto: on CUDA if attention does not pad."""
+    """Use torch.compile on CUDA if attention does not pad; false: never."""
     activation_checkpointing: bool = False
     """Recompute the activations of a layer in its backward pass: a third more compute, far less memory."""
     device: Device = "auto"

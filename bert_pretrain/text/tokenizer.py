@@ -267,11 +267,6 @@ class Extension:
     num_tokens: int
     pieces: dict[int, list[int]]  # id of each new token -> ids of the old tokens it was split into
 
-    @property
-    def num_in_slots(self) -> int:
-        """The number of new tokens in unused slots of the old vocabulary."""
-        return sum(index < self.num_old_tokens for index in self.pieces)
-
 
 def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
     """Return the extension of vocabulary `old` to `new`, or None if `new` is not an extension.
