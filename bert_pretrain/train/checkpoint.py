@@ -205,11 +205,19 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     return Checkpoint(path, files.read_json(path / STATE_JSON))
 
 
-def restore(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Restore a training state from a checkpoint, except the weights, which the model has already loaded."""
-    _load_tensors(state, checkpoint)
+@torch.no_grad()
+def restore(state: TrainState, checkpoint: Checkpoint, *, only_optimizers: bool = False) -> None:
+    """Restore a training state from a checkpoint, except the weights, which the model has already loaded.
+
+    Undo the scaling of their embeddings. `only_optimizers` leaves out the metrics since the last log line.
+    """
+    weights = dict(state.model.named_parameters())
+    for name, tensor in scale_embeddings(weights, -int(checkpoint.record[EXPONENT])).items():
+        weights[name].copy_(tensor)
+    state.load_tensors(load_file(checkpoint.path / STATE_TENSORS), only_optimizers=only_optimizers)
     state.progress = Progress(**checkpoint.record["progress"])
-    state.interval = IntervalCounts(**checkpoint.record["interval"])
+    if not only_optimizers:
+        state.interval = IntervalCounts(**checkpoint.record["interval"])
 
 
 def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
@@ -218,17 +226,13 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     `data` is the content hash of the data folder. If the other run used the same data, training continues at the same
     position; otherwise it starts with the first example.
     """
-    _load_tensors(state, checkpoint, only_optimizers=True)
-    progress = Progress(**checkpoint.record["progress"])
-    state.progress = replace(progress, elapsed_seconds=0.0, wall_seconds=0.0, warmup_start=0.0, longest_seconds={})
+    restore(state, checkpoint, only_optimizers=True)
+    state.progress = replace(
+        state.progress,
+        elapsed_seconds=0.0,
+        wall_seconds=0.0,
+        warmup_start=0.0,
+        longest_seconds={},
+    )
     if checkpoint.record["data"] != data:
         state.progress.examples_before = state.progress.examples
-
-
-@torch.no_grad()
-def _load_tensors(state: TrainState, checkpoint: Checkpoint, *, only_optimizers: bool = False) -> None:
-    """Undo the scaling of exported embeddings, and load the tensors of the training state."""
-    weights = dict(state.model.named_parameters())
-    for name, tensor in scale_embeddings(weights, -int(checkpoint.record[EXPONENT])).items():
-        weights[name].copy_(tensor)
-    state.load_tensors(load_file(checkpoint.path / STATE_TENSORS), only_optimizers=only_optimizers)

@@ -262,7 +262,7 @@ class Loop:
 
     def _stop(self) -> NoReturn:
         """Wait for the checkpoint, write the status and raise `Interrupted`."""
-        number = self.clock.now.signal_number
+        number = self.clock.signal_number
         name = signal.Signals(number).name
         text = f"stopped by {name} at {self.checkpoints.path}; the same command continues from there"
         reason = Interrupted(128 + number, text)  # the exit code that a shell reports for this signal
@@ -281,8 +281,8 @@ class Loop:
 def _report_no_time(run: ResolvedRun, clock: RunClock) -> None:
     """Raise `ConfigError` if the time budget ends before the first step, or warn if the run has trained weights."""
     what = (
-        f"the start took {duration(clock.now.seconds)}, and the last evaluation, of all held-out examples, may take "
-        f"{duration(clock.now.reserve)}; so no time is left for a step"
+        f"the start took {duration(clock.seconds)}, and the last evaluation, of all held-out examples, may take "
+        f"{duration(clock.reserve_seconds)}; so no time is left for a step"
     )
     if run.init_from is None:
         raise ConfigError(what, where="train.time_budget", remedy="allow more time, or hold out less text")

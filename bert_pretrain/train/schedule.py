@@ -6,7 +6,6 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from bert_pretrain.config import DEFAULT_EVAL_EVERY, TrainConfig, duration
 from bert_pretrain.train.distributed import DistContext
@@ -107,14 +106,6 @@ def too_long(seconds: float) -> str:
     )
 
 
-class Reading(NamedTuple):
-    """Values that all ranks agree on between two steps."""
-
-    signal_number: int  # a stop signal, SIGUSR1 to save, or 0
-    seconds: float  # since the start of the run
-    reserve: float  # seconds for one more step, the last evaluation and the last checkpoint
-
-
 @dataclass
 class RunClock:
     """Tells whether a run is over, its learning rate, and what is due after a step.
@@ -128,11 +119,13 @@ class RunClock:
     dist_context: DistContext
     is_start: bool  # False for a run that resumes
     slow_steps_left: int  # steps at the start, which compile or capture and are left out of rates
+    signal_number: int = 0  # a stop signal, SIGUSR1 to save, or 0
+    reserve_seconds: float = 0.0  # for one more step, the last evaluation and the last checkpoint
 
     def __post_init__(self) -> None:
-        self.now = Reading(0, self.progress.wall_seconds, 0.0)
-        self._before = self.now
-        self._start = time.perf_counter() - self.progress.wall_seconds
+        self.seconds = self.progress.wall_seconds  # since the start of the run
+        self._seconds_before = self.seconds
+        self._start = time.perf_counter() - self.seconds
 
     def read(self) -> float:
         """Return the seconds since the start of the run, and store them in its progress."""
@@ -141,22 +134,21 @@ class RunClock:
 
     def advance(self, signal_number: int) -> None:
         """Agree with all ranks on the signal number and the time. The largest values apply."""
-        self._before = self.now
-        longest = self.progress.longest_seconds
-        own = [signal_number, self.read(), sum(longest.values())]
-        number, seconds, reserve = self.dist_context.maximum(own)
-        self.now = Reading(int(number), seconds, reserve)
+        self._seconds_before = self.seconds
+        own = [signal_number, self.read(), sum(self.progress.longest_seconds.values())]
+        number, self.seconds, self.reserve_seconds = self.dist_context.maximum(own)
+        self.signal_number = int(number)
         if self.is_start and self.slow_steps_left:
-            self.progress.warmup_start = self.now.seconds
+            self.progress.warmup_start = self.seconds
 
     @property
     def is_over(self) -> bool:
-        return self.length.is_over(self.progress.step, self.now.seconds, self.now.reserve)
+        return self.length.is_over(self.progress.step, self.seconds, self.reserve_seconds)
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop signal has arrived."""
-        return self.now.signal_number in STOPS
+        return self.signal_number in STOPS
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
@@ -164,8 +156,8 @@ class RunClock:
         if self.length.seconds is None:
             return learning_rate(self.config, step, self.length.steps or 0)
         start = self.progress.warmup_start
-        end = self.length.seconds - self.now.reserve
-        return learning_rate_by_clock(self.config, step, self.now.seconds - start, end - start)
+        end = self.length.seconds - self.reserve_seconds
+        return learning_rate_by_clock(self.config, step, self.seconds - start, end - start)
 
     def due(self) -> list[str]:
         """Return what is due after a step, in this order: "log", "evaluate", "save"."""
@@ -174,7 +166,7 @@ class RunClock:
             due.append("log")
         if (self._is_due(self.config.eval_every) or self._ends_an_eighth()) and not self.is_stopped:
             due.append("evaluate")
-        if self._is_due(self.config.save_every) or self.now.signal_number:
+        if self._is_due(self.config.save_every) or self.signal_number:
             due.append("save")
         return due
 
@@ -187,9 +179,9 @@ class RunClock:
         False if `eval_every` is configured, or if the end of the run needs more than 2 % of the budget.
         """
         budget = self.length.seconds
-        if budget is None or self.config.eval_every != DEFAULT_EVAL_EVERY or self.now.reserve > 0.02 * budget:
+        if budget is None or self.config.eval_every != DEFAULT_EVAL_EVERY or self.reserve_seconds > 0.02 * budget:
             return False
-        return 8 * self._before.seconds // budget < 8 * self.now.seconds // budget
+        return 8 * self._seconds_before // budget < 8 * self.seconds // budget
 
     def add_step(self, seconds: float) -> None:
         """Add the time of a step."""

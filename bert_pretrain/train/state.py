@@ -1,7 +1,7 @@
 """The complete state of a run: saved in a checkpoint, and restored on resume."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,9 +102,7 @@ class TrainState:
     @property
     def losses(self) -> nn.Module:
         """The model with its losses, without the DDP wrapper."""
-        if isinstance(self.network, nn.parallel.DistributedDataParallel):
-            return self.network.module
-        return self.network
+        return cast(nn.Module, getattr(self.network, "module", self.network))
 
     def count(self, batch: GlobalBatch) -> None:
         """Count a finished step."""
