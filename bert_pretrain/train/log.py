@@ -35,7 +35,7 @@ Record = Mapping[str, Any]
 # A service that receives metrics: its functions to log metrics at a step, and to close it.
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples", "documents")
-# What the console shows of a line if it has the metric.
+# What the console shows of a line if the metric is in it and not 0.
 CONSOLE = {
     "loss": "loss {loss:7.4f}",
     "mlm_loss": "mlm {mlm_loss:7.4f} nats {mlm_accuracy:6.2%}",
@@ -45,7 +45,7 @@ CONSOLE = {
     "grad_norm": "norm {grad_norm:6.3f}",
     "tokens_per_second": "{examples_per_second:7.1f} examples/s  {tokens_per_second:9,.0f} tokens/s",
     "mfu": "MFU {mfu:5.1%}",
-    "skipped": "{skipped} skipped: gradients were not finite",
+    "skipped_steps": "{skipped_steps} skipped: gradients were not finite",
 }
 # A console that ends, such as `tee` at Ctrl-C in `train | tee log`, must not stop a run before it saves a checkpoint.
 without_console_errors = functools.partial(contextlib.suppress, OSError)
@@ -210,9 +210,7 @@ def console_line(step: int, steps: int | None, values: Mapping[str, Any], pairs:
         parts.append("validation")
         if "mlm_loss" in values:
             shown["perplexity"] = perplexity(values["mlm_loss"])
-    if values.get("skipped_steps"):
-        shown["skipped"] = values["skipped_steps"]
-    parts += [template.format_map(shown) for name, template in CONSOLE.items() if name in shown]
+    parts += [template.format_map(shown) for name, template in CONSOLE.items() if shown.get(name)]
     return "  ".join(parts)
 
 
@@ -258,4 +256,4 @@ def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracke
     except Exception as error:  # wandb has many error types
         remedy = "run 'wandb login', set WANDB_MODE=offline, or remove wandb from train.trackers"
         raise ConfigError(f"wandb does not start: {error}", where="train.trackers", remedy=remedy) from error
-    return lambda metrics, step: session.log(metrics, step=step), session.finish
+    return session.log, session.finish
