@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,84 +47,6 @@ class Checkpoint:
         return int(self.record["progress"]["step"])
 
 
-class CheckpointWriter:
-    """Writes checkpoints in a background thread, one at a time, and keeps the newest `keep` of them."""
-
-    write_seconds = 0.0  # duration of the last write
-
-    def __init__(
-        self,
-        folder: Path,
-        state: TrainState,
-        tokenizer: Tokenizer,
-        keep: int,
-        describe: Callable[[], tuple[Mapping[str, Any], str]] | None,
-        buffers: "HostBuffers | None" = None,
-    ) -> None:
-        """`describe` returns extra values for `training_state.json`, and the model card. None disables writing."""
-        self._folder = folder
-        self._state = state
-        self._tokenizer = tokenizer
-        self._keep = keep
-        self._describe = describe
-        self._buffers = buffers or HostBuffers()
-        self._writing: Future[None] | None = None
-
-    @property
-    def path(self) -> Path:
-        """The path of a checkpoint of the current step."""
-        return self._folder / f"step-{self._state.progress.step:08d}"
-
-    def save(self) -> Path:
-        """Wait until the previous checkpoint is on disk, start writing a new one and return its path."""
-        path = self.path
-        if self._describe is None:
-            return path
-        self.wait()  # the thread of the previous checkpoint reads the buffers
-        extra, card = self._describe()
-        record = {"progress": asdict(self._state.progress), "interval": asdict(self._state.interval), **extra}
-        copies, event = self._buffers.copy(all_tensors(self._state))
-        writing = self._writing = Future[None]()
-
-        def write() -> None:
-            try:
-                self._write(path, copies, event, record, card)
-                writing.set_result(None)
-            except Exception as error:
-                writing.set_exception(error)
-
-        # A daemon thread, so that a run that must exit immediately does not wait for it.
-        threading.Thread(target=write, name="checkpoint", daemon=True).start()
-        return path
-
-    def _write(self, path: Path, tensors: dict[str, Tensor], event: Any, record: dict[str, Any], card: str) -> None:
-        """Wait for the CUDA event, write copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
-        begin = time.perf_counter()
-        if event is not None:
-            event.synchronize()
-        parameters = {name: tensors.pop(name) for name, _ in self._state.model.named_parameters()}
-        weights, exponent = export_weights(parameters)
-        with files.atomic_folder(path) as temporary:
-            write_tensors(tensors, temporary / STATE_TENSORS)
-            files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
-            save_model_folder(weights, self._state.model, temporary, self._tokenizer, record[PRETRAINING])
-            files.write_text(temporary / CARD, card)
-        for old in checkpoint_paths(self._folder)[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)  # such as a link, or a file that another program reads over NFS
-        self.write_seconds = time.perf_counter() - begin
-
-    def check(self) -> None:
-        """Raise the error of the background thread, if it failed. Do not wait for it."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the checkpoint is on disk. Raise the error of the background thread, if it failed."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-
 class HostBuffers:
     """Page-locked host memory for asynchronous copies of a GPU's training state, reused because locking is slow.
 
@@ -149,6 +71,75 @@ class HostBuffers:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         return {name: self._buffers[name] for name in tensors}, event
+
+
+@dataclass
+class CheckpointWriter:
+    """Writes checkpoints in a background thread, one at a time, and keeps the newest `keep` of them."""
+
+    folder: Path
+    state: TrainState
+    tokenizer: Tokenizer
+    keep: int
+    # Returns extra values for `training_state.json`, and the model card. None disables writing.
+    describe: Callable[[], tuple[Mapping[str, Any], str]] | None
+    buffers: HostBuffers = field(default_factory=HostBuffers)
+    write_seconds: float = 0.0  # duration of the last write
+    _writing: Future[None] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The path of a checkpoint of the current step."""
+        return self.folder / f"step-{self.state.progress.step:08d}"
+
+    def save(self) -> Path:
+        """Wait until the previous checkpoint is on disk, start writing a new one and return its path."""
+        path = self.path
+        if self.describe is None:
+            return path
+        self.wait()  # the thread of the previous checkpoint reads the buffers
+        extra, card = self.describe()
+        record = {"progress": asdict(self.state.progress), "interval": asdict(self.state.interval), **extra}
+        copies, event = self.buffers.copy(all_tensors(self.state))
+        writing = self._writing = Future[None]()
+
+        def write() -> None:
+            try:
+                self._write(path, copies, event, record, card)
+                writing.set_result(None)
+            except Exception as error:
+                writing.set_exception(error)
+
+        # A daemon thread, so that a run that must exit immediately does not wait for it.
+        threading.Thread(target=write, name="checkpoint", daemon=True).start()
+        return path
+
+    def _write(self, path: Path, tensors: dict[str, Tensor], event: Any, record: dict[str, Any], card: str) -> None:
+        """Wait for the CUDA event, write copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
+        begin = time.perf_counter()
+        if event is not None:
+            event.synchronize()
+        parameters = {name: tensors.pop(name) for name, _ in self.state.model.named_parameters()}
+        weights, exponent = export_weights(parameters)
+        with files.atomic_folder(path) as temporary:
+            write_tensors(tensors, temporary / STATE_TENSORS)
+            files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
+            save_model_folder(weights, self.state.model, temporary, self.tokenizer, record[PRETRAINING])
+            files.write_text(temporary / CARD, card)
+        for old in checkpoint_paths(self.folder)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)  # such as a link, or a file that another program reads over NFS
+        self.write_seconds = time.perf_counter() - begin
+
+    def check(self) -> None:
+        """Raise the error of the background thread, if it failed. Do not wait for it."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is on disk. Raise the error of the background thread, if it failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def all_tensors(state: TrainState) -> dict[str, Tensor]:
