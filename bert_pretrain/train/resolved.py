@@ -159,16 +159,7 @@ def resolve_run(
     devices.configure_cpu(device)
     precision = devices.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(
-        lambda: choose_attention(
-            train.attention,
-            device,
-            precision.dtype,
-            hidden_size=config.model.hidden_size,
-            num_heads=config.model.num_attention_heads,
-            dropout_rate=config.model.attention_probs_dropout_prob,
-            # Compiled steps have a fixed maximum.
-            longest=None if train.compile is False else data.max_seq_length,
-        )
+        lambda: _attention(config, data.max_seq_length, device, precision.dtype)
     )
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
@@ -196,6 +187,20 @@ def resolve_run(
         trained_length=longest,
         extension=extension,
         carried=carried,
+    )
+
+
+def _attention(config: Config, max_seq_length: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """Return the attention to use, and the reason."""
+    return choose_attention(
+        config.train.attention,
+        device,
+        dtype,
+        hidden_size=config.model.hidden_size,
+        num_heads=config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob,
+        # Compiled steps have a fixed maximum.
+        longest=None if config.train.compile is False else max_seq_length,
     )
 
 

@@ -29,7 +29,9 @@ class SignalRequests:
     A second stop signal, after `REPEAT_SECONDS`, goes to the previous handler. SIGHUP remains ignored under `nohup`.
     """
 
-    _stop, _stop_time, _save = 0, 0.0, 0
+    _stop = 0  # number of the first stop signal
+    _stop_time = 0.0
+    _save = 0
 
     def __enter__(self) -> "SignalRequests":
         is_main = threading.current_thread() is threading.main_thread()
@@ -54,7 +56,8 @@ class SignalRequests:
         if number == signal.SIGUSR1:
             self._save = number
         elif not self._stop:
-            self._stop, self._stop_time = number, time.monotonic()
+            self._stop = number
+            self._stop_time = time.monotonic()
             # `print` could fail: the handler may interrupt a write to the stream.
             text = f"saving a checkpoint after this step; repeat after {REPEAT_SECONDS:.0f} seconds to stop immediately"
             with contextlib.suppress(OSError):  # in `train | tee log`, Ctrl-C has ended `tee`
