@@ -114,8 +114,6 @@ class Answer(Task):
         self.allows_no_answer = num_unanswered > 0
         if self.allows_no_answer:
             print(f"{num_unanswered:,} of {len(train):,} training questions have no answer, so answers may be empty")
-        elif any(question.label == [] for question in others):
-            print("all training questions have an answer, so an answer is predicted even for questions without one")
 
     def encodings(self, examples: list[Example]) -> Iterator[Encoding]:
         assert self.settings.max_length is not None
@@ -208,14 +206,12 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
 def _answer_positions(positions: Sequence[Any], answers: list[TrueAnswer]) -> tuple[int, int]:
     """Return the first and last position of the first located answer, (0, 0) if the window lacks or cuts it."""
     text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
-    context = [position for position, characters in enumerate(positions) if characters is not None]
-    covered = [each for each in context if positions[each][0] < begin + len(text) and positions[each][1] > begin]
-    if not covered:  # also without a located answer, which would begin and end before the first character
+    end = begin + len(text)
+    starts, ends = np.array([characters or (0, 0) for characters in positions]).T
+    covered = np.flatnonzero((starts < end) & (ends > begin))  # empty without a located answer
+    if not len(covered) or starts[ends > 0].min() > begin or ends.max() < end:
         return 0, 0
-    first, last = covered[0], covered[-1]
-    is_cut_before = first == context[0] and positions[first][0] > begin
-    is_cut_after = last == context[-1] and positions[last][1] < begin + len(text)
-    return (0, 0) if is_cut_before or is_cut_after else (first, last)
+    return int(covered[0]), int(covered[-1])
 
 
 def _squad_names(values: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def sentences_of(text: str) -> list[list[Line]]:
         else:
             fields = line.split("\t" if "\t" in line else " ")
             sentences[-1].append((number, list(filter(None, fields))))
-    return [sentence for sentence in sentences if sentence]
+    return list(filter(None, sentences))
 
 
 def columns_of(sentences: Sequence[Sequence[Line]], settings: Settings) -> Columns:
@@ -119,8 +119,8 @@ def read_conll(source: LabelledInput, settings: Settings) -> list[Example]:
     """
     lines = sentences_of(source.read_text())
     columns = columns_of(lines, settings)
-    sentences = [[line for line in sentence if columns.is_word(line[1])] for sentence in lines]
-    sentences = [sentence for sentence in sentences if sentence]
+    words_only = ([line for line in sentence if columns.is_word(line[1])] for sentence in lines)
+    sentences = list(filter(None, words_only))
     if (columns.word, columns.tag) != (0, -1):
         place = f"words in column {columns.word + 1}, tags in column {columns.tag % columns.width + 1}"
         flags = "finetune --tokens-field N --tags-field N"

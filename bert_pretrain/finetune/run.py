@@ -4,7 +4,6 @@ All work happens in `OUTPUT/.trials`. At the end, the model, `metrics.json` and 
 `OUTPUT`, and the manifest is written. The same command resumes an unfinished run, or does nothing after its end.
 """
 
-import hashlib
 import importlib.util
 import json
 import math
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import ModelCardData
 
 from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
@@ -46,6 +44,7 @@ KIND = "finetune"
 METRICS = "metrics.json"
 TASK_CLASSES: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 TRIALS = ".trials"  # folder of unfinished work in the output
+Scores = dict[str, dict[str, float]]  # metrics of each split
 _RESULT = "result"  # its subfolder of the files of the output
 
 
@@ -135,10 +134,9 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
     for example in train:
         classes[group_of[example.row]].update(task.classes_of(example.label))
     if len(classes) < 2:
-        unit = task.group_by or "row"
-        what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
-        conll = "; in CoNLL, empty lines end sentences" if isinstance(task, Tag) else ""
-        raise InputError(what, where="--train", remedy=f"provide more {unit}s, or pass --validation INPUT{conll}")
+        what = f"there is only one {task.group_by or 'row'}, so none can be held out for validation"
+        remedy = "provide more, or pass --validation INPUT; in CoNLL, empty lines end rows"
+        raise InputError(what, where="--train", remedy=remedy)
     groups = list(classes)
     order = [groups[i] for i in rng.stream(task.settings.seed, "hold out").permutation(len(groups))]
     held_out = hold_out(order, classes, max(1, round(len(groups) / 10)))
@@ -176,11 +174,8 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
     """Return everything that affects the result. Inputs are identified by content, so files may be moved."""
     data = {}
     for split, rows in examples.items():
-        digest = hashlib.sha256()
-        for example in rows:
-            content = json.dumps([example.inputs, example.label], ensure_ascii=False)
-            digest.update(content.encode("utf-8", "surrogatepass"))
-        data[split] = {"rows": len(rows), "sha256": digest.hexdigest()}
+        contents = [[example.inputs, example.label] for example in rows]
+        data[split] = {"rows": len(rows), "sha256": files.json_digest(contents)}
     weights = {"config": files.sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
     return {
         "model": weights | {"tokenizer": task.tokenizer.hash},
@@ -230,7 +225,7 @@ def _train(tuner: "FineTuner", out: Output) -> None:
     _print_results(tuner, metrics, scores)
 
 
-def _print_results(tuner: "FineTuner", metrics: dict[str, Any], scores: dict[str, dict[str, float]]) -> None:
+def _print_results(tuner: "FineTuner", metrics: dict[str, Any], scores: Scores) -> None:
     for split, values in scores.items():
         print(f"{split}: {'  '.join(f'{name} {value:.4f}' for name, value in values.items())}")
     if "test" in tuner.examples.keys() - scores:
@@ -257,7 +252,7 @@ def _baselines(tuner: "FineTuner", folder: Path, split: str, *, refits: bool) ->
     return {name: task.score(examples[split], each)[task.main_metric] for name, each in predictions.items()}
 
 
-def _warning(tuner: "FineTuner", scores: dict[str, dict[str, float]], baselines: dict[str, float]) -> str:
+def _warning(tuner: "FineTuner", scores: Scores, baselines: dict[str, float]) -> str:
     """Return a warning if the score is no better than a constant, or not clearly better than a baseline; else ""."""
     split = list(scores)[-1]
     score, examples = scores[split][tuner.task.main_metric], tuner.examples[split]
@@ -277,15 +272,15 @@ def _warning(tuner: "FineTuner", scores: dict[str, dict[str, float]], baselines:
     return f"{what}. Continue pretraining on similar text (train --init-from), or label more rows"
 
 
-def _card(tuner: "FineTuner", metrics: dict[str, Any], scores: dict[str, dict[str, float]]) -> str:
+def _card(tuner: "FineTuner", metrics: dict[str, Any], scores: Scores) -> str:
     """Return the model card."""
     task, settings = tuner.task, tuner.settings
-    pipeline = task.pipeline_tag
     names = dict.fromkeys(name for each in scores.values() for name in each)
     table = [(name, *(f"{each.get(name, math.nan):.4f}" for each in scores.values())) for name in names]
-    card = render(
+    return render(
         "finetuned_card.md",
-        kind="regression" if settings.regression else pipeline.replace("-", " "),
+        pipeline_tag=task.pipeline_tag,
+        kind="regression" if settings.regression else task.pipeline_tag.replace("-", " "),
         model_class=task.model_class,
         base=name_of_folder(tuner.model),
         splits=list(scores),
@@ -293,5 +288,3 @@ def _card(tuner: "FineTuner", metrics: dict[str, Any], scores: dict[str, dict[st
         settings=asdict(settings) | {"learning_rate": f"{metrics['learning_rate']:g}"},
         metrics=metrics,
     )
-    data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    return f"---\n{data}\n---\n\n{card}"

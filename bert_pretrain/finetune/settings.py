@@ -49,7 +49,7 @@ class Settings:
     """Number of epochs; default: enough for 1,000 steps, 3 to 10."""
     batch_size: PositiveInt = 32
     """Windows of text per step."""
-    warmup_ratio: Annotated[float, Limits(ge=0, le=1)] = 0.1
+    warmup_ratio: Annotated[float, Limits(ge=0, lt=1)] = 0.1
     """Warm-up of the learning rate, as a share of all steps."""
     weight_decay: Annotated[float, Limits(ge=0)] = 0.01
     """Weight decay of matrices (not biases, LayerNorm)."""

@@ -134,7 +134,7 @@ class FineTuner:
             self.task.tokenizer.save(model, length)
             for file in model.glob("*.safetensors"):  # safetensors makes them readable only for their owner
                 file.chmod((model / CONFIG).stat().st_mode)
-        report = {"learning_rate": rate} if on_all_rows else {"learning_rate": rate, **report_of(trainer.state)}
+        report = {} if on_all_rows else {"learning_rate": rate, **report_of(trainer.state)}
         write_json(folder / _REPORT, report)
         shutil.rmtree(checkpoints)
         return report
@@ -148,8 +148,6 @@ class FineTuner:
         """Return a Trainer that saves its checkpoints in `folder` and shows a progress bar instead of logs."""
         task, settings = self.task, self.settings
         windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
-        assert settings.epochs is not None
-        steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
             output_dir=str(folder),
             seed=settings.seed,
@@ -158,7 +156,7 @@ class FineTuner:
             per_device_eval_batch_size=settings.batch_size,
             learning_rate=rate,
             weight_decay=settings.weight_decay,
-            warmup_steps=round(settings.warmup_ratio * steps),  # warmup_ratio differs between versions 4.57 and 5
+            warmup_steps=settings.warmup_ratio,
             eval_strategy="no" if on_all_rows else "epoch",
             save_strategy="epoch",
             logging_strategy="epoch",
@@ -224,7 +222,7 @@ def fit(trainer: Any, folder: Path) -> None:
         is_damage = isinstance(error, _DAMAGED) or any(text in str(error) for text in _DAMAGE_MESSAGES)
         if not is_damage or errno_of(error) in DISK_FULL:  # the disk may be full while a checkpoint is written
             raise
-        what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
+        what = f"a checkpoint is damaged: {str(error).partition('\n')[0]}"
         raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
 
 

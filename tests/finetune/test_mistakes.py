@@ -35,7 +35,7 @@ MISTAKES = {
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
     "huge number": (f'{{"text": "a", "label": 1{"0" * 400}}}\n', "classify --regression", "is not a number", "line 1"),
     "empty file": ("\n", "classify", "no rows", "x.jsonl"),
-    "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
+    "nothing to hold out": (TAGGED, "tag", "there is only one row, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
     "a word per row": ('{"tokens": "Anna", "tags": "O"}\n', "tag", "a list of strings but 'Anna'", "x.jsonl: line 1"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),

@@ -208,10 +208,13 @@ def test_markdown_values_are_escaped_and_unset_settings_left_out() -> None:
         base=EVIL,
         settings={"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL},
         model_class="BertForTokenClassification",
+        pipeline_tag="token-classification",
         splits=["validation"],
         scores=[("f1", "0.9000")],
     )
-    assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
+    assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: token-classification\n")
+    assert f"\n---\n\n# {escaped(EVIL)}, fine-tuned for token classification\n" in text
+    assert "For comparison, words alone: f1 0.5000." in text
     assert f"* `text_field`: {escaped(EVIL)}\n" in text
     assert EVIL not in text
     assert "<b>" not in text.replace(r"\<b\>", "")
