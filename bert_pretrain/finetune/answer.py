@@ -45,7 +45,6 @@ class Answer(Task):
     model_class = "AutoModelForQuestionAnswering"
     pipeline_tag = "question-answering"
     main_metric = "f1"
-    label_names: tuple[str, ...] = ("start_positions", "end_positions")
     label_column = "answers"
     group_by = "context"
 
@@ -137,7 +136,7 @@ class Answer(Task):
         return [characters if sequence == 1 else None for sequence, characters in tokens]
 
     def targets_of(self, label: list[TrueAnswer], positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
-        return dict(zip(self.label_names, _answer_positions(positions, label), strict=True))
+        return dict(zip(("start_positions", "end_positions"), _answer_positions(positions, label), strict=True))
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Prediction]:
         spans: list[list[Span]] = [[] for _ in examples]

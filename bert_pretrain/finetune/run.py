@@ -78,7 +78,7 @@ def finetune(
     _check_environment(device)
     torch_device = choose_device(device)
     settings = settings or Settings()
-    # Checks the folder; the Trainer opens it again.
+    # Checks the folder; `FineTuner` opens it again.
     bert = open_bert(model, TrainConfig(device="cpu"), max_length=settings.max_length)
     settings = settings.resolve(task, bert.max_length)
     prepared_task, examples = _read(TASK_CLASSES[task](settings, bert.tokenizer), inputs)
@@ -91,10 +91,9 @@ def finetune(
                 raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
             print(f"up to date: {output}")
         else:
-            from bert_pretrain.finetune.training import FineTuner, isolated_transformers
+            from bert_pretrain.finetune.training import FineTuner
 
-            with isolated_transformers():
-                _train(FineTuner(prepared_task, model, examples, torch_device), out)
+            _train(FineTuner(prepared_task, model, examples, torch_device), out)
             print(f"model, metrics and predictions: {output}")
         shutil.rmtree(output / TRIALS, ignore_errors=True)
     if warning := files.read_json(output / METRICS).get("warning"):
@@ -103,7 +102,7 @@ def finetune(
 
 
 def _check_environment(device: str) -> None:
-    packages = ("transformers", "accelerate", "sklearn", "seqeval")
+    packages = ("transformers", "sklearn", "seqeval")
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
         raise ConfigError(what, where="finetune", remedy=remedy)

@@ -45,7 +45,6 @@ class Task(ABC):
     pipeline_tag: str  # the Hub's name of the task
     label_column: str
     main_metric: str  # selects the best checkpoint; larger is better
-    label_names: tuple[str, ...] = ("labels",)  # keys of `Window.labels`
     min_classes = 2  # in the training rows
     group_by = ""  # name of an input field; examples with the same value are held out together
     overflow_action = "split into overlapping windows"  # for the message about examples longer than a window

@@ -1,88 +1,63 @@
-"""Fine-tuning resumes only from complete checkpoints."""
+"""Fine-tuning continues after its last finished epoch."""
 
-import json
 import os
 import resource
 from pathlib import Path
 
 import pytest
-from transformers import Trainer
+import torch
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.training import last_checkpoint
+from bert_pretrain.finetune.training import STATE
 from tests.conftest import call
 from tests.finetune.conftest import reviews, write_rows
 
 
-def make_checkpoint(folder: Path, step: int, best: int) -> Path:
-    """Write the state of a checkpoint as the Trainer does, with the path of the best checkpoint."""
-    path = folder / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    state = {"global_step": step, "best_model_checkpoint": str(folder / f"checkpoint-{best}")}
-    (path / "trainer_state.json").write_text(json.dumps(state))
-    return path
-
-
-@pytest.mark.parametrize("size", [None, 0, 20])
-def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path, size: int | None) -> None:
-    assert last_checkpoint(tmp_path) is None
-    before, newest = make_checkpoint(tmp_path, 90, 90), make_checkpoint(tmp_path, 180, 90)
-    assert last_checkpoint(tmp_path) == newest
-    state = newest / "trainer_state.json"
-    state.unlink() if size is None else os.truncate(state, size)
-    assert last_checkpoint(tmp_path) == before
-
-
-def test_moved_checkpoints_and_those_without_the_best_one_are_ignored(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "here", 9, 9)
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert last_checkpoint(tmp_path / "there") is None
-    make_checkpoint(tmp_path / "lost", 18, 9)
-    assert last_checkpoint(tmp_path / "lost") is None
-
-
-def test_a_damaged_checkpoint_is_an_error_and_overwrite_starts_over(toy_model, tmp_path, monkeypatch) -> None:
-    def killed(trainer: Trainer) -> None:
+def test_a_damaged_state_is_an_error_and_overwrite_starts_over(toy_model, tmp_path, monkeypatch) -> None:
+    def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
     call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
-    settings = Settings(epochs=1, batch_size=8, max_length=16, dropout=0.1)
-    monkeypatch.setattr(Trainer, "_load_best_model", killed)
+    settings = Settings(epochs=2, batch_size=8, max_length=16, dropout=0.1)
+    save, epochs = torch.save, []
+
+    def save_once(*arguments: object) -> None:
+        if epochs:
+            stopped()
+        epochs.append(save(*arguments))
+
+    monkeypatch.setattr(torch, "save", save_once)
     with pytest.raises(KeyboardInterrupt):
         finetune("classify", toy_model, **call, settings=settings)
     monkeypatch.undo()
-    (checkpoint,) = (tmp_path / "out").rglob("checkpoint-*")
-    for name in ("optimizer.pt", "model.safetensors"):
-        content = (checkpoint / name).read_bytes()
-        (checkpoint / name).write_bytes(content[:-8])
-        with pytest.raises(DataError, match="a checkpoint is damaged"):
+    (state,) = (tmp_path / "out").rglob(STATE)
+    size = state.stat().st_size
+    for length in (size - 8, size // 2, 20, 0):
+        os.truncate(state, length)
+        with pytest.raises(DataError, match="the state is damaged"):
             finetune("classify", toy_model, **call, settings=settings)
-        (checkpoint / name).write_bytes(content if name == "optimizer.pt" else b"")
-    (checkpoint / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="a checkpoint is damaged"):
-        finetune("classify", toy_model, **call, settings=settings)
     assert not (tmp_path / "out" / "config.json").exists()
     assert finetune("classify", toy_model, **call, settings=settings, overwrite=True) == tmp_path / "out"
 
 
-def test_finished_epochs_are_kept_when_the_disk_is_full(toy_model, tmp_path, monkeypatch, capsys) -> None:
-    save, limits = Trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_finished_epochs_are_kept_when_the_disk_is_full(toy_model: Path, tmp_path: Path, monkeypatch) -> None:
+    save, limits, epochs = torch.save, resource.getrlimit(resource.RLIMIT_FSIZE), []
 
-    def save_on_a_full_disk(trainer: Trainer, *arguments: object, **options: object) -> None:
-        if trainer.state.epoch > 1:
+    def save_on_a_full_disk(*arguments: object) -> None:
+        if epochs:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-        save(trainer, *arguments, **options)
+        epochs.append(save(*arguments))
 
     train = write_rows(tmp_path / "a.jsonl", reviews(40, 1))
     command = ["finetune", "classify", toy_model, "--train", train, "--output", tmp_path / "out", "--epochs", 2]
-    monkeypatch.setattr(Trainer, "_save_checkpoint", save_on_a_full_disk)
+    monkeypatch.setattr(torch, "save", save_on_a_full_disk)
     try:
         message = call(*command, code=2).stderr
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
-    assert "File too large" in message
+    assert "check that the disk is not full" in message
     assert "without --overwrite, continues where it stopped" in message
-    assert "continues from checkpoint-" in call(*command).stdout
+    assert "continues after epoch 1" in call(*command).stdout
