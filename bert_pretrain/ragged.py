@@ -35,4 +35,7 @@ def take(values: np.ndarray, offsets: np.ndarray, lists: np.ndarray) -> tuple[np
     """Return the values and offsets of the lists with the indices `lists`, in this order."""
     starts = offsets[lists]
     lengths = offsets[lists + 1] - starts
-    return values[spans(starts, lengths)], offsets_of(lengths)
+    taken = offsets_of(lengths)
+    indices = np.repeat(starts - taken[:-1], lengths)
+    indices += np.arange(taken[-1])
+    return values[indices], taken

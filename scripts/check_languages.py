@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder
+from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.languages import identifier, recognize
 from bert_pretrain.text.layout import evidence_of_lines
 from bert_pretrain.text.sentences import segment
@@ -106,7 +107,8 @@ def check_ids(texts: dict[str, str]) -> bool:
     different, accents, unknown = [], Counter[str](), {}
     for name, text in texts.items():
         data = np.frombuffer(text.encode(), dtype=np.uint8)
-        counts = counts_of(data)
+        counts = Counts()
+        counts.add_text(bytearray(data), VocabConfig(), is_held_out=False)
         for setting, chosen in SETTINGS.items():
             with contextlib.redirect_stdout(io.StringIO()):
                 words = normalize(counts, VocabConfig.model_validate({"size": 4000, **chosen}), code_of(name), None)
@@ -128,16 +130,9 @@ def check_ids(texts: dict[str, str]) -> bool:
     return not different
 
 
-def counts_of(text: np.ndarray) -> Counts:
-    table = ChunkTable(around_cjk=True)
-    _, numbers = table.number(text, np.zeros(1, dtype=np.int64))
-    counts = Counter(numbers.tolist())
-    return Counts(training=Counter({table.chunks[number]: count for number, count in counts.items()}))
-
-
 def tokenizer_of(words: NormalizedWords) -> Tokenizer:
     alphabet = choose_alphabet(words.training, None, 3800)
-    return Tokenizer(train_wordpiece(words.training, alphabet, words.config)[0], **words.rules)
+    return Tokenizer(train_wordpiece(words.training, alphabet, VocabConfig(size=4000))[0], **asdict(words.rules))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from bert_pretrain.finetune.conll import ENTITY_TAG, FORMAT, OUTSIDE, read_conll
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, read_rows
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window
-from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
+from bert_pretrain.text.normalization import TextRules
+from bert_pretrain.text.tokenizer import Tokenizer
 
 _OTHER_SPELLING = re.compile(r"[BIMESLUW][-_.:/]\S+|\S+[-_.:/][BIMESLUW]", re.IGNORECASE)
 _BARE_TAGS, _BARE_KIND = set("BIMESLUW"), "ENTITY"  # tags without a kind, and the kind that they get
@@ -85,10 +86,9 @@ class Tag(Task):
         """Split a text as BERT does. Words keep characters that the tokenizer removes, such as joiners in Persian."""
         if self.tokenizer.whole_words:
             return text.split()
-        splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
-        normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
+        rules = TextRules(lowercase=False, handle_chinese_chars=self.tokenizer.rules.handle_chinese_chars)
         words = PreTokenizedString(text)
-        words.normalize(normalizer.normalize)
+        words.normalize(rules.normalizer.normalize)
         BertPreTokenizer().pre_tokenize(words)
         return [text[begin:end] for _, (begin, end), _ in words.get_splits("original", "char")]
 

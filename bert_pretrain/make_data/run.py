@@ -7,6 +7,7 @@ kept, so the same command resumes after an interruption.
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from bert_pretrain.make_data.assignment import RECORDS, Assignment, assign
 from bert_pretrain.make_data.build import build_shard
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.text.corpus import Corpus, Sample
-from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
+from bert_pretrain.text.normalization import TextRules, accent_loss, keeps_accents
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
@@ -112,8 +113,10 @@ def _check_vocabulary(text: Corpus, tokenizer: Tokenizer, vocab: Path) -> None:
         )
     if not tokenizer.strips_accents:
         return
-    lowercase = bool(tokenizer.settings["do_lower_case"])
-    loss = accent_loss(count_words("\n".join(text.texts[::4]), lowercase=lowercase), lowercase=lowercase)
+    lowercase = bool(tokenizer.rules.lowercase)
+    rules = TextRules(lowercase=lowercase, strip_accents=False)
+    words = Counter(rules.words("\n".join(text.texts[::4]).encode()))
+    loss = accent_loss(words, lowercase=lowercase)
     if keeps_accents(loss, text.config.language):
         print(
             f"warning: the vocabulary strips accents, which changes {loss.describe()}\n"

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
+from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
 from bert_pretrain.text.tokenizer_folder import FILES, has_vocabulary, read_tokenizer_folder
 
@@ -230,24 +231,23 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
         remedy = "make the data with --vocab and this model's folder, or a folder that 'vocab --extend' made from it; "
         remedy += "or use a model trained on such data"
         raise DataError(what, where=flag, remedy=remedy)
-    theirs = {"whole words": old.whole_words, "clusters": old.split_clusters}
-    ours = {"whole words": tokenizer.whole_words, "clusters": tokenizer.split_clusters}
-    if old.lowercase is not None:  # otherwise the folder does not state the settings of the normalizer
-        theirs |= _normalizer(old.lowercase, old.strip_accents, old.handle_chinese_chars)
-        ours |= _normalizer(*tokenizer.settings.values())
-    differences = [f"{name} {theirs[name]} and {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    theirs = _effects(old.rules)
+    ours = _effects(tokenizer.rules)
+    differences = [f"{name} {theirs[name]} and {ours[name]}" for name in theirs if theirs[name] != ours[name]]
     if differences:
         what = f"the tokenizers of {folder} and of the data treat text differently: {', '.join(differences)}"
         raise DataError(what, where=flag, remedy="make the data with --vocab and this model's folder")
     return extension
 
 
-def _normalizer(lowercase: Any, strip_accents: Any, handle_chinese_chars: Any) -> dict[str, bool]:
-    return {
-        "do_lower_case": lowercase,
-        "strip_accents": lowercase if strip_accents is None else strip_accents,  # as in BERT's tokenizer
-        "tokenize_chinese_chars": handle_chinese_chars,
-    }
+def _effects(rules: TextRules) -> dict[str, bool]:
+    """Return the effects of rules on text. Without a casing, a folder states only the first two."""
+    effects = {"whole words": rules.whole_words, "clusters": rules.split_clusters}
+    if rules.lowercase is not None:
+        effects["do_lower_case"] = rules.lowercase
+        effects["strip_accents"] = rules.strips_accents
+        effects["tokenize_chinese_chars"] = rules.handle_chinese_chars
+    return effects
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:

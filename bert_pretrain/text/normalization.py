@@ -1,4 +1,4 @@
-"""Measures of the effect of BERT's normalization: words that change, or that become equal to other words.
+"""The rules by which BERT normalizes text and splits it into words, and measures of what normalization loses.
 
 BERT strips accents from lowercased text, which rarely matters in English. In most other languages, marks distinguish
 words or are part of the script, such as vowel signs in Hindi, tones in Vietnamese or Hangul syllables.
@@ -8,21 +8,83 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers import Regex, normalizers, pre_tokenizers
 
-from bert_pretrain.text.tokenizer_folder import UNSPACED
+_UNSPACED = (  # scripts without blanks between words
+    r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF"  # Thai and Lao, Myanmar, Khmer
+    r"\u1950-\u19DF\u1A20-\u1AAF\uA9E0-\uA9FF\uAA60-\uAADF"  # scripts of Tai languages, and Shan
+    r"\u1B00-\u1B7F\uA980-\uA9DF\uA000-\uA48F"  # Balinese, Javanese, Yi
+)
+# An orthographic cluster of these scripts: a leading vowel of Thai or Lao, a letter, its marks, letters stacked below
+# it, and vowels that follow it.
+CLUSTER = (
+    rf"[\u0E40-\u0E44\u0EC0-\u0EC4]?[{_UNSPACED}]"
+    r"(?:\p{M}|[\u0E30\u0E32\u0E33\u0E45\u0EB0\u0EB2\u0EB3]|(?<=[\u1039\u17D2\u1A60\u1B44\uA9C0])\p{L})*"
+)
+_IN_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_WITHOUT_BLANKS = re.compile(rf"[{_UNSPACED}\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 UNCASED_LANGUAGES = ("en", "zh")  # languages of BERT's own uncased and Chinese models, which also strip accents
 # Accents are kept if stripping them changes more than MAX_CHANGED_WORDS of the running words (in UNCASED_LANGUAGES,
 # MAX_CHANGED_AS_BERT), or in other languages, if it makes more than MAX_MERGED_WORDS of the distinct words equal.
-MAX_CHANGED_WORDS, MAX_CHANGED_AS_BERT, MAX_MERGED_WORDS = 0.01, 0.05, 0.001
+MAX_CHANGED_WORDS = 0.01
+MAX_CHANGED_AS_BERT = 0.05
+MAX_MERGED_WORDS = 0.001
 # Text is split into clusters if more than MIN_UNSPACED_SHARE of its characters are in words of scripts without blanks,
 # and more than MIN_LONG_SHARE of these are in words longer than LONG_WORD (in unsegmented text, 0.58 to 0.94 are).
-MIN_UNSPACED_SHARE, MIN_LONG_SHARE, LONG_WORD = 0.3, 1 / 3, 12
-_IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+MIN_UNSPACED_SHARE = 0.3
+MIN_LONG_SHARE = 1 / 3
+LONG_WORD = 12
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How text is normalized and split into words: as in BERT, or at white space."""
+
+    lowercase: bool | None  # None if no file of a tokenizer folder sets it
+    strip_accents: bool | None = None  # None means the same as `lowercase`
+    handle_chinese_chars: bool = True  # split at every CJK character
+    whole_words: bool = False  # split at white space only; the other settings have no effect
+    split_clusters: bool = False  # split scripts without blanks into clusters of characters, as BERT splits Chinese
+
+    @property
+    def strips_accents(self) -> bool:
+        strips = self.lowercase if self.strip_accents is None else self.strip_accents
+        return not self.whole_words and bool(strips)
+
+    @cached_property
+    def normalizer(self) -> normalizers.Normalizer:
+        if self.whole_words:
+            return normalizers.Sequence([])
+        return normalizers.BertNormalizer(
+            lowercase=bool(self.lowercase),
+            strip_accents=self.strip_accents,
+            handle_chinese_chars=self.handle_chinese_chars,
+        )
+
+    @cached_property
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        if self.whole_words:
+            return pre_tokenizers.WhitespaceSplit()
+        bert = pre_tokenizers.BertPreTokenizer()
+        if not self.split_clusters:
+            return bert
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLUSTER), "isolated"), bert])
+
+    def words(self, text: bytes) -> list[str]:
+        """Return the normalized words of a text in UTF-8."""
+        if text.isalnum():  # ASCII letters and digits: one word that needs no clean-up
+            lowers = self.lowercase and not self.whole_words
+            return [(text.lower() if lowers else text).decode()]
+        normalized = self.normalizer.normalize_str(text.decode())
+        return [word for word, _ in self.pre_tokenizer.pre_tokenize_str(normalized)]
+
+
+WHOLE_WORDS = TextRules(lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
 
 class AccentLoss(NamedTuple):
@@ -41,33 +103,40 @@ class AccentLoss(NamedTuple):
 
 def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
     """Measure the effect of stripping accents on counted words, which are normalized except for their accents."""
-    strip = BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=lowercase)
+    strip = normalizers.BertNormalizer(
+        clean_text=False,
+        handle_chinese_chars=False,
+        strip_accents=True,
+        lowercase=lowercase,
+    )
     counted = [word for word in words if (word.isalpha() if word.isascii() else any(map(str.isalpha, word)))]
-    stripped = {word: strip.normalize_str(word) for word in counted if not word.isascii()}
-    changed = {word: after for word, after in stripped.items() if after != word}
+    changed = {}
+    for word in counted:
+        after = word if word.isascii() else strip.normalize_str(word)
+        if after != word:
+            changed[word] = after
     forms = Counter(changed.values())
-    merged = sum(1 for after in changed.values() if forms[after] > 1 or after in words)
-    merged += sum(1 for after in forms if after in words)
+    merged = sum(forms[after] > 1 or after in words for after in changed.values())
+    merged += sum(after in words for after in forms)
     frequent = sorted(changed, key=lambda word: (-words[word], word))[:3]
-    share = sum(words[word] for word in changed) / max(1, sum(words[word] for word in counted))
-    return AccentLoss(share, merged / max(1, len(counted)), [(word, changed[word]) for word in frequent])
-
-
-def count_words(text: str, *, lowercase: bool) -> Counter[str]:
-    """Count the words of a text, normalized except for their accents."""
-    normalized = BertNormalizer(lowercase=lowercase, strip_accents=False).normalize_str(text)
-    return Counter(word for word, _ in BertPreTokenizer().pre_tokenize_str(normalized))
+    num_changed = sum(words[word] for word in changed)
+    num_words = sum(words[word] for word in counted)
+    return AccentLoss(
+        changed=num_changed / max(1, num_words),
+        merged=merged / max(1, len(counted)),
+        examples=[(word, changed[word]) for word in frequent],
+    )
 
 
 def removed_characters(chunks: Mapping[str, int]) -> Counter[str]:
     """Count the words from which BERT's clean-up removes a character, by character, such as U+200D in Malayalam."""
-    clean = BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False)
+    clean = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
     removed: Counter[str] = Counter()
     for chunk, count in chunks.items():
-        if len(after := clean.normalize_str(chunk)) < len(chunk):
-            for character in sorted(set(chunk) - set(after)):
-                if not clean.normalize_str(character):  # otherwise it becomes a blank
-                    removed[character] += count
+        after = clean.normalize_str(chunk)
+        for character in sorted(set(chunk).difference(after)):
+            if not clean.normalize_str(character):  # otherwise it becomes a blank
+                removed[character] += count
     return removed
 
 
@@ -84,7 +153,7 @@ def is_unspaced(words: Mapping[str, int]) -> bool:
     for word, count in words.items():
         characters = len(word) * count
         letters += characters
-        if not word.isascii() and UNSPACED.search(word):
+        if not word.isascii() and _IN_UNSPACED.search(word):
             unspaced += characters
             long += characters if len(word) > LONG_WORD else 0
     return unspaced > MIN_UNSPACED_SHARE * letters and long > MIN_LONG_SHARE * unspaced
@@ -93,8 +162,7 @@ def is_unspaced(words: Mapping[str, int]) -> bool:
 def mostly_without_blanks(text: str) -> bool:
     """Return whether most letters of a text are Chinese, Japanese or of another script without blanks."""
     letters = "".join(filter(str.isalpha, text))
-    num_without_blanks = len(_IDEOGRAPHS_AND_KANA.findall(letters)) + len(UNSPACED.findall(letters))
-    return 2 * num_without_blanks > len(letters)
+    return 2 * len(_WITHOUT_BLANKS.findall(letters)) > len(letters)
 
 
 def words_pattern() -> str:

@@ -6,24 +6,28 @@ Its folder opens in `transformers`, and its `vocab.txt` in tools for Google's BE
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import json_text, write_text
+from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer_folder import (
-    CLUSTER,
+    CLS,
     CONFIG,
     FILES,
+    MASK,
     MAX_WORD_CHARACTERS,
     NORMALIZER_NAMES,
+    PAD,
+    SEP,
     SPECIAL_TOKENS,
     TOKENIZER,
     UNKNOWN,
@@ -35,7 +39,6 @@ from bert_pretrain.text.tokenizer_folder import (
 
 _BATCH_TEXTS = 1 << 16  # bounds memory: the results of `tokenizers` take 800 bytes per word
 MAX_UNK_SHARE = 0.05  # share of tokens; a vocabulary with more [UNK] is probably for another language or casing
-bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 
 class Tokenizer:
@@ -44,25 +47,12 @@ class Tokenizer:
     Text such as `[MASK]` is never encoded as a special token.
     """
 
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        *,
-        lowercase: bool,
-        strip_accents: bool | None,
-        handle_chinese_chars: bool,
-        whole_words: bool = False,
-        split_clusters: bool = False,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, tokens: Sequence[str], *, folder: Path | None = None, **rules: Any) -> None:
         """Build a tokenizer from the tokens in the order of their ids.
 
         Args:
-            strip_accents: None means the same as `lowercase`.
-            handle_chinese_chars: split at every CJK character.
-            whole_words: each word is one token or [UNK]; the other settings have no effect.
-            split_clusters: split scripts without spaces into clusters of characters, as BERT splits Chinese.
             folder: the folder that the tokenizer was loaded from; pickling needs it.
+            rules: fields of `TextRules`.
 
         Raises:
             ValueError: a special token is missing, or a token occurs twice.
@@ -74,34 +64,28 @@ class Tokenizer:
         if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
         self.tokens = list(tokens)
-        self.whole_words = whole_words
-        self.split_clusters = split_clusters
         self.folder = folder
-        self.settings = dict(zip(NORMALIZER_NAMES, (lowercase, strip_accents, handle_chinese_chars), strict=True))
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        if whole_words:
+        self.rules = TextRules(**rules)
+        self.pad_id = ids[PAD]
+        self.unk_id = ids[UNKNOWN]
+        self.cls_id = ids[CLS]
+        self.sep_id = ids[SEP]
+        self.mask_id = ids[MASK]
+        if self.whole_words:
             self.backend = Backend(models.WordLevel(ids, unk_token=UNKNOWN))
-            self.backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         else:
-            word_piece = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
-            self.backend = Backend(word_piece)
-            self.backend.normalizer = bert_normalizer(
-                lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
-            )
-            self.backend.pre_tokenizer = bert_pre_tokenizer(split_clusters=split_clusters)
+            self.backend = Backend(word_piece(ids))
+            self.backend.normalizer = self.rules.normalizer
             self.backend.decoder = decoders.WordPiece(prefix="##")
+        self.backend.pre_tokenizer = self.rules.pre_tokenizer
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
         self.backend.post_processor = processors.TemplateProcessing(
             single="[CLS]:0 $A:0 [SEP]:0",
             pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
+            special_tokens=[(CLS, self.cls_id), (SEP, self.sep_id)],
         )
         self.backend.encode_special_tokens = True
-
-    @staticmethod
-    def of_words(tokens: Sequence[str]) -> "Tokenizer":
-        """Return a tokenizer of whole words, which does not normalize text."""
-        return Tokenizer(tokens, lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
+        self._model = self.backend.model
 
     @staticmethod
     def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
@@ -109,20 +93,19 @@ class Tokenizer:
 
         `flag` is the option that named the folder, for messages. `lowercase` is the casing if the files do not set it.
         """
-        content = read_tokenizer_folder(folder, flag)
-        if content.lowercase is None and lowercase is None:
+        tokens, rules = read_tokenizer_folder(folder, flag)
+        casing = lowercase if rules.lowercase is None else rules.lowercase
+        if casing is None:
             what = "the files do not say whether this vocabulary is lowercase"
             remedy = 'write {"do_lower_case": true} or {"do_lower_case": false} there, or pass --lowercase or '
             remedy += "--no-lowercase to vocab --extend or make-data"
             raise DataError(what, where=str(folder / CONFIG), remedy=remedy)
-        if content.lowercase is None:
-            content = content._replace(lowercase=lowercase)
-        elif lowercase not in (None, content.lowercase):
-            what = f"do_lower_case of {folder} is {str(content.lowercase).lower()}"
-            where, remedy = "--lowercase" if lowercase else "--no-lowercase", f"leave the flag out, or correct {CONFIG}"
-            raise DataError(what, where=where, remedy=remedy)
+        if lowercase not in (None, casing):
+            what = f"do_lower_case of {folder} is {json.dumps(casing)}"
+            where = "--lowercase" if lowercase else "--no-lowercase"
+            raise DataError(what, where=where, remedy=f"leave the flag out, or correct {CONFIG}")
         try:
-            return Tokenizer(**content._asdict(), folder=folder)
+            return Tokenizer(tokens, folder=folder, **{**asdict(rules), "lowercase": casing})
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             remedy = f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>"
@@ -130,18 +113,25 @@ class Tokenizer:
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary and the same text processing."""
-        processing: dict[str, Any] = {key: self.settings[name] for name, key in NORMALIZER_NAMES.items()}
-        return Tokenizer(tokens, **processing, whole_words=self.whole_words, split_clusters=self.split_clusters)
+        return Tokenizer(tokens, **asdict(self.rules))
+
+    @property
+    def whole_words(self) -> bool:
+        return self.rules.whole_words
+
+    @property
+    def strips_accents(self) -> bool:
+        return self.rules.strips_accents
+
+    @property
+    def settings(self) -> dict[str, bool | None]:
+        """The settings of the text processing by their names in `tokenizer_config.json`."""
+        return {name: getattr(self.rules, key) for name, key in NORMALIZER_NAMES.items()}
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that `save` writes. They include `vocab.txt` only if text is split as in Google's BERT."""
-        return (TOKENIZER, CONFIG) if self.whole_words or self.split_clusters else FILES
-
-    @property
-    def strips_accents(self) -> bool:
-        lowercase, strip_accents, _ = self.settings.values()
-        return not self.whole_words and bool(lowercase if strip_accents is None else strip_accents)
+        return (TOKENIZER, CONFIG) if self.whole_words or self.rules.split_clusters else FILES
 
     @property
     def vocab_size(self) -> int:
@@ -151,13 +141,14 @@ class Tokenizer:
     def hash(self) -> str:
         """The SHA-256 of the vocabulary and the settings that affect the ids of a text."""
         content = [self.tokens, "whole words" if self.whole_words else self.settings]
-        content += ["clusters"] if self.split_clusters else []
+        if self.rules.split_clusters:
+            content.append("clusters")
         text = json.dumps(content, ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert self.folder is not None  # only the path is pickled, and each worker loads the folder once
-        return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
+        return _load_once, (self.folder.absolute(), self.rules.lowercase, self.hash)
 
     @property
     def id_dtype(self) -> Any:
@@ -179,10 +170,6 @@ class Tokenizer:
         """The ascending ids of all tokens that are neither special nor unused."""
         return np.flatnonzero(~self.is_reserved_id)
 
-    @cached_property
-    def _reserved_ids(self) -> frozenset[int]:
-        return frozenset(np.flatnonzero(self.is_reserved_id).tolist())
-
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text, without [CLS] and [SEP]."""
         return self.encode_texts([text])[0]
@@ -196,7 +183,14 @@ class Tokenizer:
         if not self.whole_words:
             return encoded
         # `tokenizers` finds words such as [MASK] in the vocabulary; they become [UNK].
-        return [[self.unk_id if index in self._reserved_ids else index for index in ids] for ids in encoded]
+        text_ids = np.where(self.is_reserved_id, self.unk_id, np.arange(self.vocab_size)).tolist()
+        return [[text_ids[index] for index in ids] for ids in encoded]
+
+    def encode_word(self, word: str) -> list[int]:
+        """Return the ids of one of the words of `rules.words`."""
+        if self.whole_words and is_reserved(word):
+            return [self.unk_id]
+        return [piece.id for piece in self._model.tokenize(word)]
 
     def long_word_hint(self, texts: Iterable[str]) -> str:
         """Return a hint if most [UNK] tokens of texts are words that are too long for WordPiece, or else ""."""
@@ -233,14 +227,24 @@ class Tokenizer:
             }
         if not self.whole_words:
             config |= self.settings
-        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-        config |= {"model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
+        config |= {
+            "model_max_length": model_max_length,
+            "pad_token": PAD,
+            "unk_token": UNKNOWN,
+            "cls_token": CLS,
+            "sep_token": SEP,
+            "mask_token": MASK,
+        }
         texts = {
             VOCABULARY: "\n".join(self.tokens) + "\n",
             TOKENIZER: self.backend.to_str(pretty=True) + "\n",
             CONFIG: json_text(config),
         }
-        return {name: text for name, text in texts.items() if name in self.files}
+        return {name: texts[name] for name in self.files}
+
+
+def word_piece(ids: dict[str, int]) -> models.WordPiece:
+    return models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
 
 
 @lru_cache(maxsize=1)
@@ -249,14 +253,6 @@ def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
     if tokenizer.hash != hash_:
         raise DataError("the tokenizer changed during the run", where=str(folder), remedy="run the command again")
     return tokenizer
-
-
-def bert_pre_tokenizer(*, split_clusters: bool) -> pre_tokenizers.PreTokenizer:
-    """Return BERT's pre-tokenizer; `split_clusters` also splits scripts without blanks into clusters."""
-    bert = pre_tokenizers.BertPreTokenizer()
-    if not split_clusters:
-        return bert
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLUSTER), "isolated"), bert])
 
 
 @dataclass(frozen=True)
@@ -273,23 +269,17 @@ def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
 
     In an extension, every old token keeps its id, and new tokens replace unused slots or follow the last token.
     """
-    changed = [index for index, (before, after) in enumerate(zip(old, new, strict=False)) if before != after]
-    if len(new) < len(old) or not all(is_unused(old[index]) for index in changed):
+    added = [index for index, token in enumerate(new) if index >= len(old) or token != old[index]]
+    replaced = [old[index] for index in added if index < len(old)]
+    if len(new) < len(old) or not all(map(is_unused, replaced)):
         return None
-    ids = {token: index for index, token in enumerate(old)}
-    added = [*changed, *range(len(old), len(new))]
-    return Extension(len(old), len(new), {index: old_pieces(new[index], ids) for index in added})
+    pieces = word_piece({token: index for index, token in enumerate(old)})
+    return Extension(len(old), len(new), {index: old_pieces(new[index], pieces) for index in added})
 
 
-def old_pieces(token: str, ids: Mapping[str, int]) -> list[int]:
-    """Return the ids of the WordPiece pieces of a token in a vocabulary, or the id of [UNK] if it cannot be split."""
-    prefix = "##" if token.startswith("##") and len(token) > 2 else ""
-    rest = token.removeprefix(prefix)
-    pieces = []
-    while rest and len(rest) <= MAX_WORD_CHARACTERS:
-        length = next((size for size in range(len(rest), 0, -1) if prefix + rest[:size] in ids), 0)
-        if not length:
-            return [ids[UNKNOWN]]
-        pieces.append(ids[prefix + rest[:length]])
-        prefix, rest = "##", rest[length:]
-    return pieces or [ids[UNKNOWN]]
+def old_pieces(token: str, model: models.WordPiece) -> list[int]:
+    """Return the ids of the pieces of a new token in an old vocabulary, or the id of [UNK] if it cannot be split.
+
+    The first piece of a token `##…` also starts with `##`: the longest one that matches the start of the token does.
+    """
+    return [piece.id for piece in model.tokenize(token)]

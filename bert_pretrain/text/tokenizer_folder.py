@@ -1,4 +1,4 @@
-"""Reader of the tokenizer folder of any BERT: its tokens in the order of their ids, and its text processing.
+"""Reader of the tokenizer folder of any BERT: its tokens in the order of their ids, and its rules for text.
 
 It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. It accepts only BERT's WordPiece with BERT's text
 processing, and vocabularies of whole words (WordLevel, split at white space).
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import read_json
 from bert_pretrain.io.manifest import MANIFEST, PARTIAL
+from bert_pretrain.text.normalization import CLUSTER, WHOLE_WORDS, TextRules
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # WordPiece encodes longer words as [UNK]
@@ -30,30 +31,18 @@ _WORD_PIECE: dict[str, dict[str, object]] = {
     "model": {
         "type": "WordPiece",
         "continuing_subword_prefix": "##",
-        "unk_token": "[UNK]",
+        "unk_token": UNKNOWN,
         "max_input_chars_per_word": MAX_WORD_CHARACTERS,
     },
     "normalizer": {"type": "BertNormalizer", "clean_text": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
 }
 _WHOLE_WORDS: dict[str, dict[str, object]] = {
-    "model": {"unk_token": "[UNK]"},
+    "model": {"unk_token": UNKNOWN},
     "normalizer": {"type": None},
     "pre_tokenizer": {"type": "WhitespaceSplit"},
 }
-_OPTIONAL = (("model", "type"), ("model", "max_input_chars_per_word"), ("normalizer", "clean_text"))
-_UNSPACED = (  # scripts without blanks between words
-    r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF"  # Thai and Lao, Myanmar, Khmer
-    r"\u1950-\u19DF\u1A20-\u1AAF\uA9E0-\uA9FF\uAA60-\uAADF"  # scripts of Tai languages, and Shan
-    r"\u1B00-\u1B7F\uA980-\uA9DF\uA000-\uA48F"  # Balinese, Javanese, Yi
-)
-UNSPACED = re.compile(f"[{_UNSPACED}]")
-# With `split_clusters`, these scripts are split into orthographic clusters before BERT's pre-tokenizer. A cluster is a
-# leading vowel of Thai or Lao, a letter, its marks, letters stacked below it, and vowels that follow it.
-CLUSTER = (
-    rf"[\u0E40-\u0E44\u0EC0-\u0EC4]?[{_UNSPACED}]"
-    r"(?:\p{M}|[\u0E30\u0E32\u0E33\u0E45\u0EB0\u0EB2\u0EB3]|(?<=[\u1039\u17D2\u1A60\u1B44\uA9C0])\p{L})*"
-)
+_OPTIONAL = ("type of its model", "max_input_chars_per_word of its model", "clean_text of its normalizer")
 _CLUSTERS = {
     "type": "Sequence",
     "pretokenizers": [
@@ -61,7 +50,7 @@ _CLUSTERS = {
         {"type": "BertPreTokenizer"},
     ],
 }
-# The names of settings in tokenizer_config.json -> their names in the normalizer of tokenizer.json.
+# The names of settings in tokenizer_config.json -> their names in `TextRules` and in the normalizer of tokenizer.json.
 NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -73,11 +62,7 @@ class TokenizerFolder(NamedTuple):
     """The content of a tokenizer folder."""
 
     tokens: list[str]
-    lowercase: bool | None  # None if no file sets it
-    strip_accents: bool | None  # None means as `lowercase`
-    handle_chinese_chars: bool
-    whole_words: bool
-    split_clusters: bool
+    rules: TextRules  # `lowercase` is None if no file sets it
 
 
 def is_reserved(token: str) -> bool:
@@ -107,28 +92,22 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     if (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
         raise DataError(f"{folder} is unfinished", where=flag, remedy="repeat the command that writes it")
     try:
-        backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
-        whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
-        split_clusters = backend.get("pre_tokenizer") == _CLUSTERS
-        if split_clusters:
-            backend["pre_tokenizer"] = {"type": "BertPreTokenizer"}
-        settings = _settings(backend, config, whole_words, folder)
+        backend = _read_object(folder / TOKENIZER)
+        config = _read_object(folder / CONFIG)
+        rules = _read_rules(folder, backend, config)
         tokens = _read_tokens(folder, backend)
-        entries = [*(backend.get("added_tokens") or []), *(config.get("added_tokens_decoder") or {}).values()]
-        beyond = sorted({*(entry["content"] for entry in entries), *added} - set(tokens))
+        added = {*_read_object(folder / "added_tokens.json")}
+        added.update(entry["content"] for entry in backend.get("added_tokens") or [])
+        added.update(entry["content"] for entry in (config.get("added_tokens_decoder") or {}).values())
     except (AttributeError, KeyError, TypeError) as error:  # valid JSON with another structure
         what = f"the files do not describe a tokenizer: {type(error).__name__}: {error}"
         raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
-    if beyond:  # `transformers` matches these in raw text, WordPiece does not
+    if beyond := sorted(added.difference(tokens)):  # `transformers` matches these in raw text, WordPiece does not
         what = f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}"
         remedy = "use the tokenizer without them, or append them to its vocab.txt and remove "
         remedy += "tokenizer.json, added_tokens.json and added_tokens_decoder"
         raise DataError(what, where=str(folder), remedy=remedy)
-    if whole_words:
-        return TokenizerFolder(tokens, False, False, False, whole_words, split_clusters=False)
-    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
-    chinese_chars = settings.get("tokenize_chinese_chars", True)
-    return TokenizerFolder(tokens, lowercase, strip_accents, chinese_chars, whole_words, split_clusters)
+    return TokenizerFolder(tokens, rules)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -141,51 +120,51 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     """Return the tokens of `vocab.txt` or `tokenizer.json`. If both exist, they must have the same tokens."""
-    path, tokens = folder / VOCABULARY, None
-    if path.exists():
-        try:
-            with path.open("rb") as file:  # the size of a pipe or device is unknown
-                content = file.read(MAX_VOCABULARY_BYTES + 1)
-            if len(content) > MAX_VOCABULARY_BYTES:
-                raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
-            # Not str.splitlines: Google's Chinese BERT has a token U+2028, a line separator.
-            tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
-    if backend:
-        vocabulary = backend["model"]["vocab"]
-        added = {entry["content"]: entry["id"] for entry in backend.get("added_tokens") or []}
-        ids = {**vocabulary, **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
-        if sorted(ids.values()) != list(range(len(ids))):
-            raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
-        backend_tokens = sorted(ids, key=ids.__getitem__)
-        if tokens is not None and tokens != backend_tokens:
-            what = f"{VOCABULARY} and {TOKENIZER} have different vocabularies"
-            raise DataError(what, where=str(folder), remedy="remove the file that does not belong to this model")
-        path, tokens = folder / TOKENIZER, backend_tokens
-    assert tokens is not None
+    if not backend:
+        return _checked(_read_lines(folder / VOCABULARY), f"{folder / VOCABULARY}: line")
+    ids = dict(backend["model"]["vocab"])
+    for entry in backend.get("added_tokens") or []:
+        if entry["content"] in SPECIAL_TOKENS:
+            ids[entry["content"]] = entry["id"]
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
+    tokens = sorted(ids, key=ids.__getitem__)
+    if (folder / VOCABULARY).exists() and tokens != _read_lines(folder / VOCABULARY):
+        what = f"{VOCABULARY} and {TOKENIZER} have different vocabularies"
+        raise DataError(what, where=str(folder), remedy="remove the file that does not belong to this model")
+    return _checked(tokens, f"{folder / TOKENIZER}: token")
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:  # the size of a pipe or device is unknown
+            content = file.read(MAX_VOCABULARY_BYTES + 1)
+        if len(content) > MAX_VOCABULARY_BYTES:
+            raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
+        # Not str.splitlines: Google's Chinese BERT has a token U+2028, a line separator.
+        return content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+
+
+def _checked(tokens: list[str], where: str) -> list[str]:
     for number, token in enumerate(tokens, start=1):
         if not is_storable(token):
-            what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
-            where = f"{path}: {'token' if backend else 'line'} {number}"
-            raise DataError(f"a token {what}", where=where, remedy="remove it, or restore the file")
+            what = f"a token is empty, has control characters or over {MAX_TOKEN_CHARACTERS} characters: {token[:20]!r}"
+            raise DataError(what, where=f"{where} {number}", remedy="remove it, or restore the file")
     return tokens
 
 
-def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path) -> dict[str, Any]:
-    """Return the settings of the text processing. Raise a DataError unless it is BERT's WordPiece or whole words.
+def _read_rules(folder: Path, backend: dict[str, Any], config: Mapping[str, Any]) -> TextRules:
+    """Return the rules for text. Raise a DataError unless they are those of BERT's WordPiece or of whole words.
 
     As in `transformers`, `tokenizer_config.json` takes precedence over `tokenizer.json`.
     """
-    required_parts = _WHOLE_WORDS if whole_words else _WORD_PIECE
-    for part, required in required_parts.items() if backend else ():
-        values = backend.get(part) or {}
-        for key, value in required.items():
-            actual = values.get(key, value if (part, key) in _OPTIONAL else None)
-            if actual != value:
-                kind = "a tokenizer of whole words" if whole_words else "BERT"
-                what = f"{key} of its {part} is {repr(actual)[:80]}, but {value!r} in {kind}"
-                raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)
+    whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
+    split_clusters = backend.get("pre_tokenizer") == _CLUSTERS
+    if backend:
+        found = {**backend, "pre_tokenizer": {"type": "BertPreTokenizer"}} if split_clusters else backend
+        _check_values(found, _WHOLE_WORDS if whole_words else _WORD_PIECE, folder)
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
         what = f"the tokenizer is a {kind[:80]}, not BERT's WordPiece"
@@ -193,11 +172,29 @@ def _settings(backend: Mapping[str, Any], config: Mapping[str, Any], whole_words
     if config.get("do_basic_tokenize") is False:
         what = "do_basic_tokenize is false: a tokenizer for text that is already split is not supported"
         raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
+    if whole_words:
+        return WHOLE_WORDS
     normalizer = backend.get("normalizer") or {}
-    settings = {name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}
-    settings |= {name: config[name] for name in NORMALIZER_NAMES if name in config}
-    for name, value in settings.items():
+    values: dict[str, Any] = {"lowercase": None}
+    for name, key in NORMALIZER_NAMES.items():
+        if name not in config and key not in normalizer:
+            continue
+        value = config[name] if name in config else normalizer[key]
         if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
             where = str(folder / (CONFIG if name in config else TOKENIZER))
             raise DataError(f"{name} is {repr(value)[:80]}", where=where, remedy="give true or false there")
-    return settings
+        values[key] = value
+    return TextRules(**values, split_clusters=split_clusters)
+
+
+def _check_values(backend: Mapping[str, Any], required: Mapping[str, Mapping[str, object]], folder: Path) -> None:
+    """Raise a DataError if a part of `tokenizer.json` has other values than the required ones."""
+    for part, expected in required.items():
+        values = backend.get(part) or {}
+        for key, value in expected.items():
+            name = f"{key} of its {part}"
+            actual = values.get(key, value if name in _OPTIONAL else None)
+            if actual != value:
+                kind = "a tokenizer of whole words" if required is _WHOLE_WORDS else "BERT"
+                what = f"{name} is {repr(actual)[:80]}, but {value!r} in {kind}"
+                raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.text.tokenizer import Tokenizer, old_pieces
+from bert_pretrain.text.tokenizer import Tokenizer, old_pieces, word_piece
 from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
 from bert_pretrain.vocab.wordpiece import COVERAGE
 
@@ -33,13 +33,14 @@ def extend_vocabulary(
         if len(chosen) >= room:
             break
         chosen[word] = count
-    tokens, free_slots = list(old.tokens), iter(slots)
-    ids = {token: index for index, token in enumerate(old.tokens)}
+    tokens = list(old.tokens)
+    free_slots = iter(slots)
+    model = word_piece({token: index for index, token in enumerate(old.tokens)})
     added = []
     for token, count in chosen.items():
         index = next(free_slots, len(tokens))
         tokens[index : index + 1] = [token]
-        pieces = [old.tokens[piece] for piece in old_pieces(token, ids)]
+        pieces = [old.tokens[piece] for piece in old_pieces(token, model)]
         added.append({"token": token, "id": index, "pieces": pieces, "count": count})
     return old.with_tokens(tokens), added
 
@@ -51,21 +52,19 @@ def missing_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: 
     vocabulary, or before the first count below `min_frequency`.
     """
     known = set(old.tokens)
-    inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
-    # A word cannot be [UNK] if each of its characters is a token.
-    candidates = [word for word in words if not (word[0] in known and inside.issuperset(word[1:]))]
-    candidates = [word for word in candidates if len(word) <= MAX_WORD_CHARACTERS]
     missing: Counter[str] = Counter()
-    for word, ids in zip(candidates, old.encode_texts(candidates), strict=True):
-        if ids == [old.unk_id]:
-            for token in (word[0], *(f"##{character}" for character in word[1:])):
-                if token not in known:
-                    missing[token] += words[word]
-    total = sum(len(word) * count for word, count in words.items())
+    num_characters = 0
+    for word, count in words.items():
+        num_characters += len(word) * count
+        if len(word) > MAX_WORD_CHARACTERS or old.encode_word(word) != [old.unk_id]:
+            continue
+        for token in (word[0], *(f"##{character}" for character in word[1:])):
+            if token not in known:
+                missing[token] += count
     uncovered = missing.total()
     kept = []
     for token in sorted(missing, key=lambda token: (-missing[token], token)):
-        if uncovered <= (1 - COVERAGE) * total or missing[token] < min_frequency:
+        if uncovered <= (1 - COVERAGE) * num_characters or missing[token] < min_frequency:
             break
         kept.append((token, missing[token]))
         uncovered -= missing[token]
@@ -77,15 +76,14 @@ def _split_words(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: 
 
     A word that is [UNK] because of a rare character counts as two pieces.
     """
-    frequent = [word for word, count in words.items() if count >= min_frequency and len(word) <= MAX_WORD_CHARACTERS]
-    saved = {
-        word: words[word] * max(1, len(ids) - 1)
-        for word, ids in zip(frequent, tokenizer.encode_texts(frequent), strict=True)
-        if len(ids) > 1 or ids == [tokenizer.unk_id]
-    }
-    backend = tokenizer.backend
+    saved = {}
+    for word, count in words.items():
+        if count < min_frequency or len(word) > MAX_WORD_CHARACTERS:
+            continue
+        ids = tokenizer.encode_word(word)
+        if len(ids) > 1 or ids == [tokenizer.unk_id]:
+            saved[word] = count * max(1, len(ids) - 1)
     for word in sorted(saved, key=lambda word: (-saved[word], word)):
         # A word that normalization or pre-tokenization changes can never be matched.
-        normalized = backend.normalizer.normalize_str(word)
-        if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)] == [word]:
+        if tokenizer.rules.words(word.encode()) == [word]:
             yield word, words[word]

@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -187,9 +188,9 @@ def _make(
 
 def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the tokenizer of a new vocabulary, and metrics of its alphabet or words for the manifest."""
-    words, vocab = normalized.training, normalized.config
+    words, vocab = normalized.training, config.vocab
     if vocab.tokens == "words":
-        tokenizer = Tokenizer.of_words(choose_words(words, vocab))
+        tokenizer = Tokenizer(choose_words(words, vocab), **asdict(normalized.rules))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
         if not kept:
             what = f"no word occurs {vocab.min_frequency:,} times, so the vocabulary is empty"
@@ -199,7 +200,7 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
     alphabet = choose_alphabet(words, vocab.limit_alphabet, _max_text_tokens(vocab))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
-    tokenizer = Tokenizer(tokens, **normalized.rules)
+    tokenizer = Tokenizer(tokens, **asdict(normalized.rules))
     metrics = {
         "characters": len(alphabet.characters),
         "inside_words": len(alphabet.inside),
@@ -241,7 +242,8 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     """Return the shares of words, characters and tokens that are [UNK], and the mean number of tokens per word."""
     pieces = unk_words = characters = unk_characters = 0
-    for (word, count), ids in zip(words.items(), tokenizer.encode_texts(list(words)), strict=True):
+    for word, count in words.items():
+        ids = tokenizer.encode_word(word)
         pieces += len(ids) * count
         characters += len(word) * count
         if ids == [tokenizer.unk_id]:

@@ -1,5 +1,6 @@
 """Tokenizers of word pieces and whole words open in `transformers` and load back the same."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.text.fast_tokenizer import Encoder
-from bert_pretrain.text.tokenizer import Tokenizer, old_pieces
+from bert_pretrain.text.normalization import WHOLE_WORDS
+from bert_pretrain.text.tokenizer import Tokenizer, old_pieces, word_piece
 from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -17,7 +19,7 @@ from .test_fast_tokenizer import ANYTHING, VARIANTS, encode
 PIECES = list("abcxyzABC019.,中文é")
 WORDS = ["ACGT", "acgt", "a", "a.b", "ไทย", "ភាសា", "##x", "x", "中文", "中", "é", "E4-17\u200b", "[mask]"]
 WORDS += ["longer-than-8", "w" * 90]
-OF_WORDS = Tokenizer.of_words([*special_tokens(9), *WORDS])
+OF_WORDS = Tokenizer([*special_tokens(9), *WORDS], **asdict(WHOLE_WORDS))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,10 @@ def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, ours: Tokenizer) 
 def test_hash_depends_on_vocabulary_and_settings() -> None:
     tokens = [*special_tokens(9), *PIECES]
     hashes = [Tokenizer(tokens, **variant).hash for variant in VARIANTS]
-    hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash, Tokenizer.of_words(tokens).hash]
+    hashes += [
+        Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash,
+        Tokenizer(tokens, **asdict(WHOLE_WORDS)).hash,
+    ]
     assert len(set(hashes)) == len(hashes)
 
 
@@ -85,14 +90,15 @@ def test_ids_of_whole_words_equal_tokenizers(text: str, of_words: Path) -> None:
 
 OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
 IDS = {token: index for index, token in enumerate(OLD)}
+MODEL = word_piece(IDS)
 
 
 @pytest.mark.parametrize("word", ["unfolds", "aas", "as", "una", "bx", "x", "a" * 100, "a" * 101, "ba", "unfoldx"])
 def test_old_pieces_equal_wordpiece(word: str) -> None:
     tokenizer = Tokenizer(OLD, lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    assert old_pieces(word, IDS) == tokenizer.encode_text(word)
-    assert old_pieces("##x", IDS) == [IDS["[UNK]"]]
-    assert old_pieces("##as", IDS) == [IDS["##a"], IDS["##s"]]
+    assert old_pieces(word, MODEL) == tokenizer.encode_text(word)
+    assert old_pieces("##x", MODEL) == [IDS["[UNK]"]]
+    assert old_pieces("##as", MODEL) == [IDS["##a"], IDS["##s"]]
 
 
 def test_the_hint_on_long_words_names_them_only_where_they_are_the_cause() -> None:

@@ -116,7 +116,7 @@ def test_accent_loss_counts_each_merged_word_once() -> None:
 @pytest.mark.parametrize("language", ["th", "km", "my", "lo"])
 def test_only_unsegmented_scripts_without_blanks_are_cut_into_clusters(language: str, tmp_path: Path) -> None:
     tokenizer = make(TEXTS[language], language, tmp_path)
-    assert tokenizer.split_clusters
+    assert tokenizer.rules.split_clusters
     assert tokenizer.unk_id not in tokenizer.encode_text(TEXTS[language] * 20)  # far above 100 characters
     assert not (tmp_path / "vocab" / "vocab.txt").exists()  # its readers would not cut into clusters
     words = {"วันนี้": 5, "อากาศ": 5, "ดี": 5, "มาก": 5, "และ": 5}
