@@ -22,8 +22,8 @@ from bert_pretrain.finetune.conll import ENTITY_TAG, FORMAT, OUTSIDE, read_conll
 from bert_pretrain.finetune.rows import INPUT, Example, LabelledInput, read_rows
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window
-from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import TextRules
 
 _OTHER_SPELLING = re.compile(r"[BIMESLUW][-_.:/]\S+|\S+[-_.:/][BIMESLUW]", re.IGNORECASE)
 _BARE_TAGS, _BARE_KIND = set("BIMESLUW"), "ENTITY"  # tags without a kind, and the kind that they get

@@ -30,8 +30,9 @@ from bert_pretrain.make_data.assignment import RECORDS, Assignment, assign
 from bert_pretrain.make_data.build import build_shard
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.text.corpus import Corpus, Sample
-from bert_pretrain.text.normalization import TextRules, accent_loss, keeps_accents
+from bert_pretrain.text.normalization import accent_loss, keeps_accents
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import TextRules
 
 TOKENIZER = "tokenizer"
 SAMPLE_BYTES = 8 << 20  # of the text, for a dry run

@@ -16,9 +16,8 @@ from safetensors import safe_open
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
-from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
-from bert_pretrain.text.tokenizer_folder import FILES, has_vocabulary, read_tokenizer_folder
+from bert_pretrain.text.tokenizer_folder import FILES, TextRules, has_vocabulary, read_tokenizer_folder
 
 CARD = "README.md"
 CONFIG = "config.json"

@@ -15,8 +15,8 @@ from pyarrow._compute import (
 )
 
 from bert_pretrain import ragged
-from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import TextRules
 
 BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by spaces
 _PUNCTUATION_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"

@@ -1,4 +1,4 @@
-"""The rules by which BERT normalizes text and splits it into words, and measures of what normalization loses.
+"""Measures of the effect of BERT's normalization: words that change, or that become equal to other words.
 
 BERT strips accents from lowercased text, which rarely matters in English. In most other languages, marks distinguish
 words or are part of the script, such as vowel signs in Hindi, tones in Vietnamese or Hangul syllables.
@@ -8,25 +8,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import normalizers
 
-_UNSPACED = (  # scripts without blanks between words
-    r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF"  # Thai and Lao, Myanmar, Khmer
-    r"\u1950-\u19DF\u1A20-\u1AAF\uA9E0-\uA9FF\uAA60-\uAADF"  # scripts of Tai languages, and Shan
-    r"\u1B00-\u1B7F\uA980-\uA9DF\uA000-\uA48F"  # Balinese, Javanese, Yi
-)
-# An orthographic cluster of these scripts: a leading vowel of Thai or Lao, a letter, its marks, letters stacked below
-# it, and vowels that follow it.
-CLUSTER = (
-    rf"[\u0E40-\u0E44\u0EC0-\u0EC4]?[{_UNSPACED}]"
-    r"(?:\p{M}|[\u0E30\u0E32\u0E33\u0E45\u0EB0\u0EB2\u0EB3]|(?<=[\u1039\u17D2\u1A60\u1B44\uA9C0])\p{L})*"
-)
-_IN_UNSPACED = re.compile(f"[{_UNSPACED}]")
-_WITHOUT_BLANKS = re.compile(rf"[{_UNSPACED}\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+from bert_pretrain.text.tokenizer_folder import UNSPACED
+
+_IN_UNSPACED = re.compile(f"[{UNSPACED}]")
+_WITHOUT_BLANKS = re.compile(rf"[{UNSPACED}\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 UNCASED_LANGUAGES = ("en", "zh")  # languages of BERT's own uncased and Chinese models, which also strip accents
 # Accents are kept if stripping them changes more than MAX_CHANGED_WORDS of the running words (in UNCASED_LANGUAGES,
@@ -39,52 +28,6 @@ MAX_MERGED_WORDS = 0.001
 MIN_UNSPACED_SHARE = 0.3
 MIN_LONG_SHARE = 1 / 3
 LONG_WORD = 12
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """How text is normalized and split into words: as in BERT, or at white space."""
-
-    lowercase: bool | None  # None if no file of a tokenizer folder sets it
-    strip_accents: bool | None = None  # None means the same as `lowercase`
-    handle_chinese_chars: bool = True  # split at every CJK character
-    whole_words: bool = False  # split at white space only; the other settings have no effect
-    split_clusters: bool = False  # split scripts without blanks into clusters of characters, as BERT splits Chinese
-
-    @property
-    def strips_accents(self) -> bool:
-        strips = self.lowercase if self.strip_accents is None else self.strip_accents
-        return not self.whole_words and bool(strips)
-
-    @cached_property
-    def normalizer(self) -> normalizers.Normalizer:
-        if self.whole_words:
-            return normalizers.Sequence([])
-        return normalizers.BertNormalizer(
-            lowercase=bool(self.lowercase),
-            strip_accents=self.strip_accents,
-            handle_chinese_chars=self.handle_chinese_chars,
-        )
-
-    @cached_property
-    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        if self.whole_words:
-            return pre_tokenizers.WhitespaceSplit()
-        bert = pre_tokenizers.BertPreTokenizer()
-        if not self.split_clusters:
-            return bert
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLUSTER), "isolated"), bert])
-
-    def words(self, text: bytes) -> list[str]:
-        """Return the normalized words of a text in UTF-8."""
-        if text.isalnum():  # ASCII letters and digits: one word that needs no clean-up
-            lowers = self.lowercase and not self.whole_words
-            return [(text.lower() if lowers else text).decode()]
-        normalized = self.normalizer.normalize_str(text.decode())
-        return [word for word, _ in self.pre_tokenizer.pre_tokenize_str(normalized)]
-
-
-WHOLE_WORDS = TextRules(lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
 
 class AccentLoss(NamedTuple):

@@ -18,7 +18,6 @@ from tokenizers import decoders, models, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import json_text, write_text
-from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.tokenizer_folder import (
     CLS,
     CONFIG,
@@ -32,6 +31,7 @@ from bert_pretrain.text.tokenizer_folder import (
     TOKENIZER,
     UNKNOWN,
     VOCABULARY,
+    TextRules,
     is_reserved,
     is_unused,
     read_tokenizer_folder,

@@ -18,8 +18,8 @@ from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import documents
 from bert_pretrain.text.fast_tokenizer import BLANKS, ChunkTable
-from bert_pretrain.text.normalization import TextRules
 from bert_pretrain.text.text_files import ByteRange
+from bert_pretrain.text.tokenizer_folder import TextRules
 
 HELD_OUT_SHARE = 0.01
 MAX_DISTINCT = 1 << 21  # number of distinct chunks; they take about 300 MB

@@ -12,8 +12,9 @@ from unicodedata import name
 
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.text import normalization
-from bert_pretrain.text.normalization import MAX_CHANGED_WORDS, WHOLE_WORDS, AccentLoss, TextRules
+from bert_pretrain.text.normalization import MAX_CHANGED_WORDS, AccentLoss
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import WHOLE_WORDS, TextRules
 from bert_pretrain.vocab.counting import Counts, count_words
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

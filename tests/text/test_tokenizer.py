@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.text.fast_tokenizer import Encoder
-from bert_pretrain.text.normalization import WHOLE_WORDS
 from bert_pretrain.text.tokenizer import Tokenizer, old_pieces, word_piece
-from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
+from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS, WHOLE_WORDS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 from .test_fast_tokenizer import ANYTHING, VARIANTS, encode
