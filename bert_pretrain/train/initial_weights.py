@@ -260,43 +260,25 @@ def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
     return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
-class Pairs(NamedTuple):
-    """Counts of the distinct token pairs at one distance."""
-
-    left: np.ndarray  # (pairs,) int64
-    right: np.ndarray  # (pairs,) int64
-    counts: np.ndarray  # (pairs,) int64
-
-
 @dataclass(frozen=True)
 class Cooccurrences:
     """Counts of token pairs by distance, within segments and without special tokens."""
 
-    vocab_size: int
-    pairs: list[Pairs]  # for distances 1, 2, …
+    pairs: list[Tensor]  # for distances 1, 2, …: counts of [left token, right token], (vocab_size, vocab_size) sparse
 
     def at(self, offset: int) -> Tensor:
         """Return the counts of [context token, token] for contexts at an offset, (vocab_size, vocab_size) sparse."""
-        left, right, counts = self.pairs[abs(offset) - 1]
-        contexts, tokens = (left, right) if offset < 0 else (right, left)
-        return _counts(contexts, tokens, counts, self.vocab_size)
+        pairs = self.pairs[abs(offset) - 1]
+        return pairs if offset < 0 else pairs.t().coalesce()
 
     def in_window(self) -> Tensor:
         """Return the counts within `WINDOW` positions, weighted by 1 / distance, (vocab_size, vocab_size) sparse."""
-        contexts = []
-        tokens = []
+        indices = []
         weights = []
-        for distance, (left, right, counts) in enumerate(self.pairs[:WINDOW], start=1):
-            contexts += [left, right]
-            tokens += [right, left]
-            weights += 2 * [counts / distance]
-        return _counts(np.concatenate(contexts), np.concatenate(tokens), np.concatenate(weights), self.vocab_size)
-
-
-def _counts(contexts: np.ndarray, tokens: np.ndarray, values: np.ndarray, size: int) -> Tensor:
-    """Return a sparse matrix, (size, size) float32, with the sum of the values of each pair."""
-    indices = torch.from_numpy(np.stack([contexts, tokens]))
-    return _sparse(indices, torch.from_numpy(values).float(), size).coalesce()
+        for distance, pairs in enumerate(self.pairs[:WINDOW], start=1):
+            indices += [pairs.indices(), pairs.indices().flip(0)]
+            weights += 2 * [pairs.values() / distance]
+        return _sparse(torch.cat(indices, dim=1), torch.cat(weights), len(self.pairs[0])).coalesce()
 
 
 def _sparse(indices: Tensor, values: Tensor, size: int, *, is_coalesced: bool = False) -> Tensor:
@@ -324,8 +306,10 @@ def count_cooccurrences(data: DataFolder, tokenizer: Tokenizer, max_distance: in
         is_pair = in_one_segment & is_counted[left] & is_counted[right]
         keys = left[is_pair] * tokenizer.vocab_size + right[is_pair]
         distinct, counts = np.unique(keys, return_counts=True)
-        pairs.append(Pairs(*np.divmod(distinct, tokenizer.vocab_size), counts))
-    return Cooccurrences(tokenizer.vocab_size, pairs)
+        indices = np.stack(np.divmod(distinct, tokenizer.vocab_size))
+        values = torch.from_numpy(counts).float()
+        pairs.append(_sparse(torch.from_numpy(indices), values, tokenizer.vocab_size, is_coalesced=True))
+    return Cooccurrences(pairs)
 
 
 def _first_tokens(data: DataFolder) -> tuple[np.ndarray, np.ndarray]:
@@ -375,8 +359,8 @@ def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, se
 
     The result is equal for equal arguments and numbers of threads.
     """
-    size = cooccurrences.vocab_size
     counts = cooccurrences.in_window()
+    size = len(counts)
     frequencies = torch.bincount(counts.indices()[0], counts.values(), size)
     known = frequencies.nonzero().squeeze(1)
     matrix = _csr(mutual_information(counts, VECTOR_POWERS))

@@ -13,7 +13,6 @@ from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.train import initial_weights
 from bert_pretrain.train.initial_weights import (
     Cooccurrences,
-    Pairs,
     count_cooccurrences,
     mutual_information,
     relation,
@@ -41,9 +40,9 @@ def test_counts_are_those_of_a_slow_loop(data_folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(initial_weights, "MAX_TOKENS", max_tokens)
     counted = count_cooccurrences(data, data.tokenizer(), 3)
     for distance, pairs in expected.items():
-        left, right, counts = counted.pairs[distance - 1]
-        found = dict(zip(zip(left, right, strict=True), counts, strict=True))
-        assert found == pairs
+        matrix = counted.pairs[distance - 1]
+        found = zip(map(tuple, matrix.indices().T.tolist()), matrix.values().tolist(), strict=True)
+        assert dict(found) == pairs
         left = counted.at(-distance).to_dense()
         assert torch.equal(left, counted.at(distance).to_dense().T)
         assert all(left[pair] == count for pair, count in pairs.items())
@@ -65,9 +64,11 @@ def test_mutual_information_is_positive_and_from_smoothed_frequencies() -> None:
 
 def pairs_of(tokens: list[int], vocab_size: int) -> Cooccurrences:
     """Count the neighbors in a text."""
-    counted = Counter(itertools.pairwise(tokens))
-    left, right = np.array(list(counted)).T
-    return Cooccurrences(vocab_size, [Pairs(left, right, np.array(list(counted.values())))])
+    pairs = torch.tensor(list(itertools.pairwise(tokens))).T
+    counts = torch.sparse_coo_tensor(
+        pairs, torch.ones(pairs.shape[1]), (vocab_size, vocab_size), check_invariants=False
+    )
+    return Cooccurrences([counts.coalesce()])
 
 
 def test_word_vectors_are_similar_for_tokens_with_similar_contexts() -> None:
