@@ -1,6 +1,5 @@
 """`vocab`: reproducibility, sizes and metrics."""
 
-import json
 import os
 import re
 import subprocess
@@ -110,18 +109,6 @@ def test_min_frequency_counts_the_complete_text(english_text, tmp_path, monkeypa
     monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", metrics_of(tmp_path / "all")["words"] // 45)
     assert make(english_text, tmp_path / "scaled", *settings).vocab_size > 0.6 * num_tokens
     assert metrics_of(tmp_path / "scaled")["min_word_count"] in (23, 24)
-
-
-def test_casing_and_accents_can_be_kept(tmp_path: Path) -> None:
-    text = tmp_path / "a.txt"
-    text.write_text("café éclair naïve Über.\n" * 200, encoding="utf-8")
-    plain = make(text, tmp_path / "plain", "vocab.size=200", "vocab.strip_accents=yes")
-    kept = make(text, tmp_path / "kept", "vocab.size=200", "vocab.lowercase=yes", "vocab.strip_accents=no")
-    cased = make(text, tmp_path / "cased", "vocab.size=200", "vocab.lowercase=no")
-    assert "é" not in "".join(plain.tokens)
-    assert {"é", "café", "über"} <= set(kept.tokens)
-    assert "Über" in cased.tokens
-    assert json.loads((tmp_path / "cased" / "tokenizer_config.json").read_text())["do_lower_case"] is False
 
 
 @pytest.mark.parametrize("apart", [True, False])
