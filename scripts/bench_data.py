@@ -12,15 +12,16 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import measure
 import numpy as np
 
 from bert_pretrain.io.files import read_json
@@ -29,7 +30,6 @@ from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
 BLOCK_BYTES = 4 << 20  # as in the token store
 PEER_SENTENCES = 10_000  # per call of encode_batch_fast
 SIZES = {"16 GB": 16e3, "1 TB": 1e6}  # in MB
@@ -41,72 +41,62 @@ class Row:
     """A row of the table, with repeated measurements of this package and of a peer in the same order."""
 
     title: str
-    peer_name: str = ""
-    unit: str = "MB/s"
+    peer_name: str
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        peer, ratio = "–", "–"
-        if self.peer:
-            peer = f"{spread(self.peer, self.unit)}: {self.peer_name}"
-            ratio = spread([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)], "×")
-        return f"| {self.title} | {spread(self.ours, self.unit)} | {peer} | {ratio} |"
-
-
-def spread(values: list[float], unit: str) -> str:
-    """Return the median, and the minimum and maximum if they differ."""
-    median = f"{statistics.median(values):.3g} {unit}"
-    return median if len(set(values)) == 1 else f"{median} ({min(values):.3g}–{max(values):.3g})"
+        ours, peer = (measure.spread(speeds, unit=" MB/s") for speeds in (self.ours, self.peer))
+        ratio = measure.spread(np.divide(self.ours, self.peer).tolist(), unit=" ×")
+        return measure.table_line([self.title, ours, f"{peer}: {self.peer_name}", ratio])
 
 
 @dataclass
-class Bench:
-    """Holds the corpora, the work folder and the command line."""
+class Corpus:
+    """A text without compression, its vocabulary, and the command line."""
 
-    work: Path
-    texts: dict[str, Path]
-    arguments: argparse.Namespace
+    language: str
+    text: Path
+    vocab_size: int
+    options: argparse.Namespace
 
-    def vocab_size(self, language: str) -> int:
-        size: int = self.arguments.vocab_size
-        return size if language == "english" else min(21128, size)
+    @property
+    def vocab(self) -> Path:
+        return self.text.with_name(f"vocab-{self.language}")
 
-    def vocab(self, language: str) -> Path:
-        """Return the vocabulary folder of a corpus; make it if it does not exist."""
-        folder = self.work / f"vocab-{language}-{self.vocab_size(language)}"
-        run_program("vocab", self.texts[language], "--output", folder, "--vocab-size", self.vocab_size(language))
-        return folder
+    @property
+    def megabytes(self) -> float:
+        return self.text.stat().st_size / 1e6
 
-    def megabytes(self, language: str) -> float:
-        return self.texts[language].stat().st_size / 1e6
+    def peer_speed(self, cores: int) -> float:
+        """Return the MB/s of `encode_batch_fast` on a part of the corpus."""
+        speed: float = run_task("ids_peer", self.vocab, self.text, self.options.slice_mb, cores=cores)
+        return speed
 
 
 def main() -> None:
-    arguments = parse()
-    work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    packed = {"english": arguments.english, "chinese": arguments.chinese}
-    texts = {name: unpack(path, work / f"{name}.txt") for name, path in packed.items() if path is not None}
-    bench = Bench(work, texts, arguments)
+    options = parse()
+    corpora = [prepare("english", options.english, options.vocab_size, options)]
+    if options.chinese is not None:
+        corpora.append(prepare("chinese", options.chinese, min(21128, options.vocab_size), options))
     for name, value in describe_machine().items():
         print(f"{name + ':':<10}{value}")
-    for language in texts:
-        print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {arguments.slice_mb:g} MB of it")
-    print("\n| what | ours | peer | ratio |\n|---|---|---|---|", flush=True)
+    for corpus in corpora:
+        print(f"{corpus.language + ':':<10}{corpus.megabytes:.1f} MB; peers on {options.slice_mb:g} MB of it")
+    print("\n" + measure.table(["what", "ours", "peer", "ratio"], []), flush=True)
     begin = time.monotonic()
-    for name in arguments.only:
+    for name in options.only:
         if name in MEASURES:
-            for row in MEASURES[name](bench):
+            for row in MEASURES[name](corpora):
                 print(row, flush=True)
-    if "scaling" in arguments.only:
-        print(f"\n{scaling_table(bench)}")
+    if "scaling" in options.only:
+        print(f"\n{scaling_table(corpora[0])}")
     print(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
 def parse() -> argparse.Namespace:
     names = [*MEASURES, "scaling"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measure.parser_of(__doc__)
     parser.add_argument("--english", type=Path, required=True)
     parser.add_argument("--chinese", type=Path, help="corpus for ids only")
     parser.add_argument("--repeats", type=int, default=5)
@@ -118,151 +108,139 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_ids(bench: Bench) -> Iterator[Row]:
+def prepare(language: str, source: Path, vocab_size: int, options: argparse.Namespace) -> Corpus:
+    """Decompress a corpus into the work folder, and make its vocabulary."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    corpus = Corpus(language, options.work / f"{language}.txt", vocab_size, options)
+    with open_input(str(source)) as packed, corpus.text.open("wb") as plain:
+        shutil.copyfileobj(packed, plain)
+    run("vocab", corpus.text, "--output", fresh(corpus.vocab), "--vocab-size", vocab_size)
+    return corpus
+
+
+def measure_ids(corpora: list[Corpus]) -> Iterator[Row]:
     """Measure encoding on one core, with an empty and with a warm cache. The peer encodes a part of the corpus."""
-    for language, text in bench.texts.items():
-        vocab, slice_bytes = bench.vocab(language), round(bench.arguments.slice_mb * 1e6)
-        if not run_task("ids_equal", vocab, text, slice_bytes):
-            sys.exit(f"{text}: the ids differ from those of tokenizers")
-        title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
+    for corpus in corpora:
+        if not run_task("ids_equal", corpus.vocab, corpus.text, corpus.options.slice_mb):
+            sys.exit(f"{corpus.text}: the ids differ from those of tokenizers")
+        title, peer = f"ids of {corpus.language.title()}, one core", "encode_batch_fast, one core"
         rows = (Row(f"{title}, cold cache", peer), Row(f"{title}, warm cache", peer))
-        for _ in range(bench.arguments.repeats):
-            ours = run_task("ids_ours", vocab, text, cores=1)
-            peer_speed = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
-            for row, value in zip(rows, ours, strict=True):
-                row.ours.append(value)
+        for _ in range(corpus.options.repeats):
+            speeds = run_task("ids_ours", corpus.vocab, corpus.text, cores=1)
+            peer_speed = corpus.peer_speed(cores=1)
+            for row, speed in zip(rows, speeds, strict=True):
+                row.ours.append(speed)
                 row.peer.append(peer_speed)
         yield from rows
 
 
-def measure_make_data(bench: Bench) -> Iterator[Row]:
-    """Measure the `make-data` process, and compare it with `encode_batch_fast`, a second length and one worker."""
-    vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
-
-    def speed(*, length: int = 128, workers: int = 2) -> float:
-        return megabytes / run_program(*make_data_words(text, vocab, place, length=length, workers=workers))[0]
-
-    title = "make-data, 5 copies, length 128, two workers"
-    encoder = Row(title, "encode_batch_fast alone, two cores")
-    second = Row("make-data, length 512, from the cached token store", "the first run")
-    workers = Row(title, "one worker")
-    for _ in range(bench.arguments.repeats):
-        place = fresh(bench.work / "make-data")
-        first_speed = speed()
-        encoder.ours.append(first_speed)
-        encoder.peer.append(run_task("ids_peer", vocab, text, round(bench.arguments.slice_mb * 1e6), cores=2))
-        second.ours.append(speed(length=512))
-        second.peer.append(first_speed)
-        workers.ours.append(first_speed)
-        fresh(place)
-        workers.peer.append(speed(workers=1))
-    shutil.rmtree(place)
-    yield from (encoder, second, workers)
+def measure_make_data(corpora: list[Corpus]) -> Iterator[Row]:
+    """Compare the `make-data` process, including packing and masking, with `encode_batch_fast` alone."""
+    corpus = corpora[0]
+    row = Row("make-data, 5 copies, length 128, two workers", "encode_batch_fast alone, two cores")
+    for _ in range(corpus.options.repeats):
+        place = fresh(corpus.options.work / "make-data")
+        row.ours.append(corpus.megabytes / make_data(corpus.text, corpus.vocab, place, 128).seconds)
+        row.peer.append(corpus.peer_speed(cores=2))
+        shutil.rmtree(place)
+    yield row
 
 
-def make_data_words(
-    text: Path,
-    vocab: Path,
-    place: Path,
-    *,
-    length: int = 128,
-    workers: int = 2,
-    copies: int = 5,
-) -> list[object]:
-    settings = ["--set", f"data.dupe_factor={copies}", "--set", f"data.max_seq_length={length}"]
+def make_data(text: Path, vocab: Path, place: Path, length: int, *, copies: int = 5) -> measure.Usage:
+    """Run `make-data` with two workers, with its outputs and its token store in the folder `place`."""
     folders = ["--vocab", vocab, "--output", place / f"data-{length}-{copies}", "--store", place / "store"]
-    return ["make-data", text, *folders, "--workers", workers, *settings]
+    settings = {"data.dupe_factor": copies, "data.max_seq_length": length}
+    return run("make-data", text, *folders, "--workers", 2, settings=settings)
 
 
-def measure_vocab(bench: Bench) -> Iterator[Row]:
+def measure_vocab(corpora: list[Corpus]) -> Iterator[Row]:
     """Compare the `vocab` process with the trainer of `tokenizers` on the same file and number of cores."""
-    text, size, megabytes = bench.texts["english"], bench.vocab_size("english"), bench.megabytes("english")
+    corpus = corpora[0]
+    text, size = corpus.text, corpus.vocab_size
     for workers, cores in ((2, "two cores"), (1, "one core")):
         row = Row(f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}")
-        for _ in range(bench.arguments.repeats):
-            place = fresh(bench.work / "vocab")
-            words = ("vocab", text, "--output", place, "--vocab-size", size, "--workers", workers)
-            row.ours.append(megabytes / run_program(*words)[0])
+        for _ in range(corpus.options.repeats):
+            output = fresh(corpus.options.work / "vocab")
+            usage = run("vocab", text, "--output", output, "--vocab-size", size, "--workers", workers)
+            row.ours.append(corpus.megabytes / usage.seconds)
             begin = time.perf_counter()
             run_task("vocab_peer", text, size, cores=workers)
-            row.peer.append(megabytes / (time.perf_counter() - begin))
+            row.peer.append(corpus.megabytes / (time.perf_counter() - begin))
         yield row
 
 
-MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+MEASURES: dict[str, Callable[[list[Corpus]], Iterator[Row]]] = {
     "ids": measure_ids,
     "make-data": measure_make_data,
     "vocab": measure_vocab,
 }
 
 
-def scaling_table(bench: Bench) -> str:
+# ── scaling ──
+
+
+def scaling_table(corpus: Corpus) -> str:
     """Return the time, disk space and memory for 16 GB and 1 TB, extrapolated from `--shape-mb` and half of it.
 
     Times assume that no core idles. The first `make-data` makes one copy and fills the token store. The second makes
     five copies from the store, and the time of four of them is added to the first. Use at least 100 MB: with less,
     `vocab` has not reached its maximum of distinct words and the extrapolated time is too long.
     """
-    vocab = bench.vocab("english")
-    place = bench.work / "scaling"
-    half = measure_scaling(bench.arguments.shape_mb / 2, vocab, bench.texts["english"], fresh(place))
-    whole = measure_scaling(bench.arguments.shape_mb, vocab, bench.texts["english"], fresh(place))
-    shutil.rmtree(place)
+    half = measure_scaling(corpus, corpus.options.shape_mb / 2)
+    whole = measure_scaling(corpus, corpus.options.shape_mb)
 
-    def at(name: str, megabytes: float) -> float:
-        """Return a measurement for another size of the text."""
+    def at_sizes(name: str) -> np.ndarray:
+        """Return a measurement for the sizes of `SIZES`."""
         slope = (whole[name] - half[name]) / (whole["MB"] - half["MB"])
-        return max(0.0, whole[name] - slope * whole["MB"]) + slope * megabytes
+        return max(0.0, whole[name] - slope * whole["MB"]) + slope * np.array(list(SIZES.values()))
 
-    def times(*terms: tuple[str, float]) -> list[str]:
-        """Return the times of a sum of processor times on each number of cores, for each size."""
-        cells = []
-        for megabytes in SIZES.values():
-            cpu_seconds = sum(factor * at(name, megabytes) for name, factor in terms)
-            cells.append(" / ".join(time_text(cpu_seconds / cores) for cores in CORES))
-        return cells
+    def times(title: str, cpu_seconds: np.ndarray) -> list[str]:
+        return [title, *(" / ".join(time_text(each / cores) for cores in CORES) for each in cpu_seconds)]
 
-    def amounts(name: str, unit: float, form: str) -> list[str]:
-        return [form.format(at(name, megabytes) / unit) for megabytes in SIZES.values()]
+    def amounts(title: str, name: str, form: str, unit: float = 1e9) -> list[str]:
+        return [title, *(form.format(amount) for amount in at_sizes(name) / unit)]
 
     cores = " / ".join(map(str, CORES))
+    copy = at_sizes("copy")
     rows = [
-        (f"from {half['MB']:g} and {whole['MB']:g} MB", SIZES),
-        ("---", ["---:"] * len(SIZES)),
-        ("tokens", amounts("tokens", 1e9, "{:.1f} billion")),
-        (f"`vocab`, {cores} cores", times(("vocab", 1))),
-        (f"`make-data`, 5 copies, {cores} cores", times(("copy", 1), ("copies", 0.8))),
-        ("a second length (512) from the store, 5 copies", times(("long copies", 1))),
-        ("`make-data`, one copy", times(("copy", 1))),
-        ("token store", amounts("store", 1e9, "{:,.1f} GB")),
+        amounts("tokens", "tokens", "{:.1f} billion"),
+        times(f"`vocab`, {cores} cores", at_sizes("vocab")),
+        times(f"`make-data`, 5 copies, {cores} cores", copy + 0.8 * at_sizes("copies")),
+        times("a second length (512) from the store, 5 copies", at_sizes("long copies")),
+        times("`make-data`, one copy", copy),
+        amounts("token store", "store", "{:,.1f} GB"),
     ]
     for length in (128, 512):
-        rows.append((f"examples, length {length}, 5 copies", amounts(f"rows {length}", 1e6, "{:,.0f} million")))
-        rows.append((f"shards, length {length}, 5 copies", amounts(f"data-{length}-5", 1e9, "{:,.0f} GB")))
-    lines = [f"| {title} | {' | '.join(cells)} |" for title, cells in rows]
+        rows.append(amounts(f"examples, length {length}, 5 copies", f"rows {length}", "{:,.0f} million", 1e6))
+        rows.append(amounts(f"shards, length {length}, 5 copies", f"data-{length}-5", "{:,.0f} GB"))
     memory = " / ".join(f"{whole[f'{command} memory'] / 2**30:.2f} GiB" for command in ("vocab", "copy"))
-    return "\n".join([*lines, "", f"resident memory of a process, `vocab` / `make-data`: {memory}"])
+    lines = measure.table([f"from {half['MB']:g} and {whole['MB']:g} MB", *SIZES], rows)
+    return f"{lines}\n\nresident memory of a process, `vocab` / `make-data`: {memory}"
 
 
-def measure_scaling(megabytes: float, vocab: Path, source: Path, place: Path) -> dict[str, float]:
+def measure_scaling(corpus: Corpus, megabytes: float) -> dict[str, float]:
     """Return processor seconds, memory, rows and bytes on disk of all commands for a text of this size."""
+    place = fresh(corpus.options.work / "scaling")
     text = place / "text.txt"
-    run_task("make_text", source, megabytes, text)
-    commands = {
-        "vocab": ["vocab", text, "--output", place / "vocab", "--workers", 2],
-        "copy": make_data_words(text, vocab, place, length=128, copies=1),
-        "copies": make_data_words(text, vocab, place, length=128, copies=5),
-        "long copies": make_data_words(text, vocab, place, length=512, copies=5),
+    run_task("make_text", corpus.text, megabytes, text)
+    usages = {
+        "vocab": run("vocab", text, "--output", place / "vocab", "--workers", 2),
+        "copy": make_data(text, corpus.vocab, place, 128, copies=1),
+        "copies": make_data(text, corpus.vocab, place, 128),
+        "long copies": make_data(text, corpus.vocab, place, 512),
     }
     measured = {"MB": megabytes}
-    for name, words in commands.items():
-        _, measured[name], measured[f"{name} memory"] = run_program(*words)
+    for name, usage in usages.items():
+        measured[name] = usage.cpu_seconds
+        measured[f"{name} memory"] = usage.peak_bytes
     for name in ("store", "data-128-5", "data-512-5"):
-        measured[name] = size_of(place / name)
+        files = [*(place / name).rglob("*.npy"), *(place / name).rglob("*.parquet")]
+        measured[name] = sum(file.stat().st_size for file in files)
     for length in (128, 512):
         manifest = read_json(place / f"data-{length}-5" / "manifest.json")
         measured[f"rows {length}"] = manifest["splits"]["train"]["rows"]
         measured["tokens"] = manifest["corpus"]["tokens"]
+    shutil.rmtree(place)
     return measured
 
 
@@ -270,8 +248,10 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".npy", ".parquet"))
+# ── processes ──
+
+
+run = partial(measure.run_package, threads=1)
 
 
 def run_task(name: str, *words: object, cores: int | None = None) -> Any:
@@ -279,42 +259,10 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
     threads = {} if cores is None else {"RAYON_NUM_THREADS": str(cores)}
     threads["TOKENIZERS_PARALLELISM"] = str(cores != 1).lower()
     command = [sys.executable, __file__, "--task", name, *map(str, words)]
-    done = subprocess.run(command, env={**environment(), **threads}, capture_output=True, text=True)
+    done = subprocess.run(command, env=measure.environment(1) | threads, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr}")
     return json.loads(done.stdout)
-
-
-def run_program(*words: object) -> tuple[float, float, float]:
-    """Run a command of `bert-pretrain`. Return its seconds, CPU seconds and the peak RSS in bytes of one process."""
-    command, begin = [sys.executable, "-m", "bert_pretrain", *map(str, words)], time.perf_counter()
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        errors = process.stderr.read().decode()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"bert-pretrain {words[0]} failed:\n{errors}")
-    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of measured processes: this checkout on the path, and one OpenMP thread."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def unpack(source: Path, target: Path) -> Path:
-    """Decompress a corpus, unless `target` already has the content of `source`."""
-    key_file = target.with_suffix(".source")
-    key = f"{source.resolve()} {source.stat().st_size} {source.stat().st_mtime_ns}"
-    if not (target.exists() and key_file.exists() and key_file.read_text() == key):
-        with open_input(str(source)) as packed, target.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, 1 << 20)
-        for stale in target.parent.glob(f"vocab-{target.stem}-*"):
-            shutil.rmtree(stale)
-        key_file.write_text(key)
-    return target
 
 
 def fresh(folder: Path) -> Path:
@@ -326,7 +274,7 @@ def fresh(folder: Path) -> Path:
 
 def describe_machine() -> dict[str, str]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    git = ["git", "-C", str(measure.ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}
     return {
         "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, "
@@ -334,6 +282,9 @@ def describe_machine() -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown",
     }
+
+
+# ── tasks: their arguments are words of a command line ──
 
 
 def ids_ours(vocab: str, text: str) -> list[float]:
@@ -350,32 +301,27 @@ def ids_ours(vocab: str, text: str) -> list[float]:
     return [megabytes / (end - begin) for begin, end in itertools.pairwise(times)]
 
 
-def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
+def ids_peer(vocab: str, text: str, megabytes: str) -> float:
     """Return MB/s of `encode_batch_fast` on Python strings, without the time to read them."""
     backend = library_tokenizer(Path(vocab))
-    content = slice_of(Path(text), int(slice_bytes))
-    lines = content.decode().split("\n")
-    batches = [lines[first : first + PEER_SENTENCES] for first in range(0, len(lines), PEER_SENTENCES)]
+    content = slice_of(Path(text), float(megabytes))
+    sentences = content.decode().split("\n")
+    batches = [sentences[first : first + PEER_SENTENCES] for first in range(0, len(sentences), PEER_SENTENCES)]
     begin = time.perf_counter()
     for batch in batches:
         backend.encode_batch_fast(batch, add_special_tokens=False)
     return len(content) / 1e6 / (time.perf_counter() - begin)
 
 
-def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
+def ids_equal(vocab: str, text: str, megabytes: str) -> bool:
     """Return whether the encoder and `tokenizers` give the same ids for every sentence."""
-    content = slice_of(Path(text), int(slice_bytes))
-    block, starts = with_starts(content)
-    ids, offsets, *_ = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
-    backend, lines = library_tokenizer(Path(vocab)), content.decode().split("\n")
-    for first in range(0, len(lines), PEER_SENTENCES):
-        encodings = backend.encode_batch_fast(lines[first : first + PEER_SENTENCES], add_special_tokens=False)
-        lengths = [len(encoding.ids) for encoding in encodings]
-        flat = np.array([token for encoding in encodings for token in encoding.ids], dtype=ids.dtype)
-        span = offsets[first : first + len(encodings) + 1]
-        if np.diff(span).tolist() != lengths or not np.array_equal(ids[span[0] : span[-1]], flat):
-            return False
-    return True
+    content = slice_of(Path(text), float(megabytes))
+    ids, offsets, *_ = Encoder(Tokenizer.load(Path(vocab))).encode(*with_starts(content))
+    sentences = content.decode().split("\n")
+    encodings = library_tokenizer(Path(vocab)).encode_batch_fast(sentences, add_special_tokens=False)
+    expected = [encoding.ids for encoding in encodings]
+    ours = np.split(ids, offsets[1:-1])
+    return [sentence.tolist() for sentence in ours] == expected
 
 
 def vocab_peer(text: str, size: str) -> int:
@@ -401,11 +347,11 @@ def blocks_of(text: Path) -> Iterator[bytes]:
             yield b"".join(line for line in lines if line.strip()).removesuffix(b"\n")
 
 
-def slice_of(text: Path, num_bytes: int) -> bytes:
-    """Return about `num_bytes` of sentences, sampled evenly from the corpus."""
+def slice_of(text: Path, megabytes: float) -> bytes:
+    """Return about this amount of sentences, sampled evenly from the corpus."""
     with text.open("rb") as file:
         lines = [line for line in file if line.strip()]
-    step = 100 * max(1, round(sum(map(len, lines)) / num_bytes))
+    step = 100 * max(1, round(sum(map(len, lines)) / (1e6 * megabytes)))
     return b"".join(b"".join(lines[first : first + 100]) for first in range(0, len(lines), step)).removesuffix(b"\n")
 
 

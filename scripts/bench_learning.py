@@ -22,20 +22,20 @@ import itertools
 import json
 import lzma
 import math
-import multiprocessing
-import os
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import Row, append_rows, parser_of, read_rows, run_package, spread, table
 
 from bert_pretrain import load_data
 from bert_pretrain.model import devices
@@ -54,13 +54,20 @@ VARIANTS: dict[str, dict[str, str]] = {
     "base": {},
     "auto": {"train.peak_lr": "4e-3", "train.mlm_bias": "unigram", "train.init": "cooccurrences"},
 }
+METRICS = {"nats_per_byte": ".4f", "mlm_loss": ".3f", "nsp_accuracy": ".1%", "tokens": ",.0f", "seconds": ",.0f"}
 BASELINE_BATCH = 64
 BASELINE_LENGTH = 128
 BASELINE_VOCAB_SIZE = 30522
 BASELINE_LR = 5e-4
 BASELINE_WARMUP_SHARE = 0.06
-BASELINE_LAYERS = 4
-BASELINE_HIDDEN = 256
+BASELINE_CONFIG = {
+    "vocab_size": BASELINE_VOCAB_SIZE,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": BASELINE_LENGTH,
+}
 MASKED_SHARE = 0.15
 MAX_CHARACTERS = {"latin": 130, "cjk": 44}  # per context
 MAX_TOKENS = 60  # per context, at three characters per token
@@ -83,17 +90,26 @@ class Run:
     seed: int
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, object]:
         layers, hidden = map(int, self.size.split("x"))
-        settings = {**BASE, "train.global_batch_size": str(self.batch)}
+        settings: dict[str, object] = {**BASE, "train.global_batch_size": self.batch}
         for part in self.variant.split("+"):
             key, is_setting, value = part.partition("=")
             settings |= {key: value} if is_setting else VARIANTS[part]
         return settings | {
-            "vocab.size": str(self.vocab_size), "train.max_steps": str(self.steps), "train.seed": str(self.seed),
-            "model.num_hidden_layers": str(layers), "model.hidden_size": str(hidden),
-            "model.num_attention_heads": str(max(1, hidden // 64)), "model.intermediate_size": str(4 * hidden),
-        }  # fmt: skip
+            "vocab.size": self.vocab_size,
+            "train.max_steps": self.steps,
+            "train.seed": self.seed,
+            "model.num_hidden_layers": layers,
+            "model.hidden_size": hidden,
+            "model.num_attention_heads": max(1, hidden // 64),
+            "model.intermediate_size": 4 * hidden,
+        }
+
+    @property
+    def key(self) -> str:
+        sizes = f"{self.size}_v{self.vocab_size}_b{self.batch}_n{self.steps}"
+        return f"{self.corpus}_{self.variant}_{sizes}_s{self.seed}"
 
 
 def main() -> None:
@@ -110,22 +126,22 @@ def main() -> None:
         for size, vocab_size, batch, steps, variant, seed in itertools.product(*axes)
     ]
     results = options.work / "results.jsonl"
-    done = read_results(results)
+    results.touch()
+    done = {Run(**{field.name: row[field.name] for field in fields(Run)}): row for row in read_rows(results)}
     for run in runs:
-        if key_of(run) not in done:
-            done[key_of(run)] = row = train(run, make_data(run, options, texts), options, texts)
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        if run not in done:
+            done[run] = train(run, make_data(run, options, texts), options, texts)
+            append_rows(results, [done[run]])
     if options.split == "dev":
-        print("\n".join(table([done[key_of(run)] for run in runs])))
+        print("\n" + results_table([done[run] for run in runs]))
         return
     for run in runs:
-        score = score_of(options.work / "runs" / key_of(run) / "model", texts["test"], options)
-        print(f"{key_of(run)}: {score:.4f} nats per byte of masked words (test)")
+        score = score_of(options.work / "runs" / run.key / "model", texts["test"], options)
+        print(f"{run.key}: {score:.4f} nats per byte of masked words (test)")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("corpus", type=Path, help="one sentence per line, plain text or .xz")
     parser.add_argument("--work", type=Path, required=True, help="output folder; finished runs in it are reused")
     parser.add_argument("--language", default="en")
@@ -146,25 +162,21 @@ def parse_arguments() -> argparse.Namespace:
 
 def split_corpus(corpus: Path, folder: Path) -> dict[str, Path]:
     """Write the documents of each split to one file, and return the paths."""
-    paths = {name: folder / f"{name}.txt" for name in ("train", *SPLITS)}
-    if all(path.exists() for path in paths.values()):
+    paths = {name: folder / f"{name}.txt" for name in (*SPLITS, "train")}
+    if paths["train"].exists():  # written last
         return paths
     folder.mkdir(parents=True, exist_ok=True)
-    files = {name: path.with_suffix(".part").open("w", encoding="utf-8") for name, path in paths.items()}
-    for document in read_documents(corpus):
-        files[split_of(document)].write(document + "\n\n")
-    for name, path in paths.items():
-        files[name].close()
-        path.with_suffix(".part").rename(path)
-    return paths
-
-
-def read_documents(corpus: Path) -> Iterator[str]:
     open_text = lzma.open if corpus.suffix == ".xz" else open
     with open_text(corpus, "rt", encoding="utf-8") as file:
-        for is_document, lines in itertools.groupby(file, lambda line: bool(line.strip())):
-            if is_document:
-                yield "\n".join(line.rstrip("\n") for line in lines)
+        documents = re.split(r"\n\s*\n", file.read().strip("\n"))
+    splits: dict[str, list[str]] = {name: [] for name in paths}
+    for document in documents:
+        splits[split_of(document)].append(document)
+    for name, path in paths.items():
+        part = path.with_suffix(".part")
+        part.write_text("".join(f"{document}\n\n" for document in splits[name]), encoding="utf-8")
+        part.rename(path)
+    return paths
 
 
 def split_of(document: str) -> str:
@@ -177,94 +189,69 @@ def split_of(document: str) -> str:
     return "train"
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-
-
 def make_data(run: Run, options: argparse.Namespace, texts: Mapping[str, Path]) -> Path:
     """Make the vocabulary and the data of a run, unless a run with the same settings has made them."""
     settings = {key: value for key, value in run.settings.items() if key.startswith(DATA_SECTIONS)}
     settings["data.language"] = options.language
     vocab_settings = {key: value for key, value in settings.items() if key != "data.max_seq_length"}
-    folder, train_text = texts["train"].parent, str(texts["train"])
-    vocab, data = folder / f"vocab-{_digest(vocab_settings)}", folder / f"data-{_digest(settings)}"
-    log = folder / f"{data.name}.log"
-    if not (vocab / "manifest.json").exists():
-        call(["vocab", train_text, "--output", str(vocab)], vocab_settings, log)
-    if not (data / "manifest.json").exists():
-        folders = ["--vocab", str(vocab), "--output", str(data), "--validation", str(texts["validation"])]
-        call(["make-data", train_text, *folders], settings, log)
+    folder = texts["train"].parent
+    vocab = folder / f"vocab-{_digest(vocab_settings)}"
+    data = folder / f"data-{_digest(settings)}"
+    run_package("vocab", texts["train"], "--output", vocab, settings=vocab_settings)
+    folders = ["--vocab", vocab, "--output", data, "--validation", texts["validation"]]
+    run_package("make-data", texts["train"], *folders, settings=settings)
     return data
 
 
-def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str, Path]) -> dict[str, Any]:
+def _digest(settings: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str, Path]) -> Row:
     """Train and score a run, and return its row of the results."""
-    folder = options.work / "runs" / key_of(run)
+    folder = options.work / "runs" / run.key
     settings = {key: value for key, value in run.settings.items() if not key.startswith(DATA_SECTIONS)}
-    settings |= {"train.eval_every": str(run.steps), "train.save_every": str(run.steps)}
-    settings |= {"train.log_every": "50", "train.device": options.device}
-    begin = time.perf_counter()
-    command = ["train", "--data", str(data), "--output", str(folder)]
-    call(command, settings, folder.with_suffix(".log"), threads=options.threads)
-    seconds = time.perf_counter() - begin
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if "validation_mlm_loss" not in line][-1]
-    validation = [line for line in lines if "validation_mlm_loss" in line][-1]
-    score = score_of(folder / "model", texts["dev"], options)
+    settings |= {"train.eval_every": run.steps, "train.save_every": run.steps, "train.log_every": 50}
+    settings["train.device"] = options.device
+    usage = run_package("train", "--data", data, "--output", folder, settings=settings, threads=options.threads)
+    last: Row = {}
+    for line in read_rows(folder / "metrics.jsonl"):
+        last |= line
     return {
-        **asdict(run), "language": options.language, "init": run.settings.get("train.init", "normal"),
-        "nats_per_byte": score,
-        **{key: validation[f"validation_{key}"] for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")},
-        "train_mlm_loss": trained["mlm_loss"], "tokens": trained["tokens"], "epochs": trained["epoch"],
-        "seconds": trained["elapsed_seconds"], "wall_seconds": seconds,
-    }  # fmt: skip
+        **asdict(run),
+        "language": options.language,
+        "init": run.settings.get("train.init", "normal"),
+        "nats_per_byte": score_of(folder / "model", texts["dev"], options),
+        **{key: last[f"validation_{key}"] for key in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")},
+        "train_mlm_loss": last["mlm_loss"],
+        "tokens": last["tokens"],
+        "epochs": last["epoch"],
+        "seconds": last["elapsed_seconds"],
+        "wall_seconds": usage.seconds,
+    }
 
 
 def score_of(model: Path, text: Path, options: argparse.Namespace) -> float:
     return nats_per_byte(model, contexts(text, options.contexts))
 
 
-def call(arguments: list[str], settings: Mapping[str, str], log: Path, *, threads: int | None = None) -> None:
-    command = [sys.executable, "-m", "bert_pretrain", *arguments]
-    command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        if subprocess.run(command, env=environment, stdout=file, stderr=file).returncode:
-            raise SystemExit(f"failed: {' '.join(command)}\nsee {log}")
-
-
-def key_of(run: Run) -> str:
-    return f"{run.corpus}_{run.variant}_{run.size}_v{run.vocab_size}_b{run.batch}_n{run.steps}_s{run.seed}"
-
-
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {key_of(Run(**{name: row[name] for name in Run.__dataclass_fields__})): row for row in rows}
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def results_table(rows: Sequence[Row]) -> str:
     """Return a Markdown table with the mean, minimum and maximum over seeds."""
-    lines = ["| run | seeds | nats per byte | held-out MLM, nats | NSP | tokens | seconds |"]
-    lines.append("|---|---:|---|---|---|---:|---:|")
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         name = f"{row['corpus']} {row['variant']}, L{row['size'].replace('x', '-H')}, {row['vocab_size']:,} tokens"
         groups.setdefault(f"{name}, batch {row['batch']}, {row['steps']:,} steps", []).append(row)
+    lines = []
     for name, group in groups.items():
-        cells = [f"{name} | {len(group)}"]
-        for metric, form in (("nats_per_byte", ".4f"), ("mlm_loss", ".3f"), ("nsp_accuracy", ".1%")):
+        cells = [name, len(group)]
+        for metric, form in METRICS.items():
             values = [row[metric] for row in group if row[metric] is not None]
             cells.append(mean_and_range(values, form) if values else "–")
-        cells += [f"{statistics.mean(row[metric] for row in group):,.0f}" for metric in ("tokens", "seconds")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return table(["run", "seeds", "nats per byte", "held-out MLM, nats", "NSP", "tokens", "seconds"], lines)
 
 
-def mean_and_range(values: list[float], form: str = ".4f") -> str:
-    return f"{statistics.mean(values):{form}} ({min(values):{form}}–{max(values):{form}})"
+mean_and_range = partial(spread, middle=statistics.mean)
 
 
 # ── run auto and the baseline ──
@@ -278,78 +265,59 @@ def compare_with_baseline(texts: Mapping[str, Path], options: argparse.Namespace
         model = texts["train"].parent / f"{method}-{options.usual:g}m-s{seed}"
         begin = time.perf_counter()
         if method == "usual" and not model.exists():
+            arguments = [data, model, seed, options.threads, options.device, 60 * options.usual]
             # A new process, so that the runs do not share state.
-            process = multiprocessing.get_context("spawn").Process(
-                target=train_baseline, args=(data, model, seed, options)
-            )
-            process.start()
-            process.join()
-            if process.exitcode:
-                raise SystemExit("the training of the baseline failed")
+            subprocess.run([sys.executable, __file__, "--baseline", *map(str, arguments)], check=True)
         elif method == "auto":
             seconds = 60 * options.usual * options.share
-            arguments = ["run", "auto", str(texts["train"]), "--time", f"{seconds:g}s", "--output", str(model)]
-            settings = {"train.seed": str(seed), "train.device": options.device}
-            call(arguments, settings, model.with_name(f"{model.name}.log"))
+            settings = {"train.seed": seed, "train.device": options.device}
+            words = ("run", "auto", texts["train"], "--time", f"{seconds:g}s", "--output", model)
+            run_package(*words, settings=settings)
             model = model / "train" / "model"
         seconds = time.perf_counter() - begin
         scores[method].append(score_of(model, texts["test"], options))
         print(f"{method}, seed {seed}: {seconds:.0f} s, {scores[method][-1]:.4f} nats per byte", flush=True)
     for method, values in scores.items():
-        print(f"{method}: {mean_and_range(values)} nats per byte of masked words")
+        print(f"{method}: {mean_and_range(values, '.4f')} nats per byte of masked words")
 
 
 def baseline_data(text: Path, options: argparse.Namespace) -> Path:
     """Make the vocabulary and the data of the baseline; both commands skip finished outputs."""
-    vocab, data = text.with_name(f"vocab-{BASELINE_VOCAB_SIZE}"), text.with_name(f"usual-{BASELINE_LENGTH}")
-    shared, log = {"data.language": options.language}, text.with_name("usual.log")
-    call(["vocab", str(text), "--output", str(vocab)], {**shared, "vocab.size": str(BASELINE_VOCAB_SIZE)}, log)
-    settings = {**shared, "data.max_seq_length": str(BASELINE_LENGTH), "data.dupe_factor": "1"}
-    call(["make-data", str(text), "--vocab", str(vocab), "--output", str(data)], settings, log)
+    vocab = text.with_name(f"vocab-{BASELINE_VOCAB_SIZE}")
+    data = text.with_name(f"usual-{BASELINE_LENGTH}")
+    language = {"data.language": options.language}
+    run_package("vocab", text, "--output", vocab, settings={**language, "vocab.size": BASELINE_VOCAB_SIZE})
+    settings = {**language, "data.max_seq_length": BASELINE_LENGTH, "data.dupe_factor": 1}
+    run_package("make-data", text, "--vocab", vocab, "--output", data, settings=settings)
     return data
 
 
-def train_baseline(data: Path, output: Path, seed: int, options: argparse.Namespace) -> None:
-    """Train `BertForPreTraining` of `transformers` for the time of `--usual`, and save it."""
-    from transformers import AutoTokenizer, BertConfig, BertForPreTraining
+def train_baseline(data: str, output: str, seed: str, threads: str, device_name: str, seconds: str) -> None:
+    """Train `BertForPreTraining` of `transformers` for a number of seconds, and save it."""
+    from bench_train import Peer
+    from transformers import AutoTokenizer
 
-    torch.manual_seed(seed)
-    torch.set_num_threads(options.threads)
-    total = 60 * options.usual
-    device = devices.choose_device(options.device)
-    dtype = devices.choose_precision("auto", device).dtype
-    config = BertConfig(
-        vocab_size=BASELINE_VOCAB_SIZE, hidden_size=BASELINE_HIDDEN, num_hidden_layers=BASELINE_LAYERS,
-        num_attention_heads=BASELINE_HIDDEN // 64, intermediate_size=4 * BASELINE_HIDDEN,
-        max_position_embeddings=BASELINE_LENGTH,
-    )  # fmt: skip
-    model: Any = BertForPreTraining(config).train()
-    model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=BASELINE_LR, weight_decay=0.01)
+    torch.manual_seed(int(seed))
+    torch.set_num_threads(int(threads))
+    device = devices.choose_device(device_name)
+    peer = Peer(BASELINE_CONFIG, device, devices.choose_precision("auto", device).dtype)
     begin = time.perf_counter()
-    folder = load_data(data)
-    epochs = (
-        folder.loader("train", batch_size=BASELINE_BATCH, epoch=epoch, seed=seed, padding="max_length")
-        for epoch in itertools.count()
-    )
+    loader = partial(load_data(data).loader, batch_size=BASELINE_BATCH, seed=int(seed), padding="max_length")
+    epochs = (loader("train", epoch=epoch) for epoch in itertools.count())
     for step, batch in enumerate(itertools.chain.from_iterable(epochs), 1):
-        progress = (time.perf_counter() - begin) / total
+        progress = (time.perf_counter() - begin) / float(seconds)
         if progress >= 1.0:
             break
-        warmup, decay = (progress + 1e-3) / BASELINE_WARMUP_SHARE, (1.0 - progress) / (1.0 - BASELINE_WARMUP_SHARE)
-        for group in optimizer.param_groups:
+        warmup = (progress + 1e-3) / BASELINE_WARMUP_SHARE
+        decay = (1.0 - progress) / (1.0 - BASELINE_WARMUP_SHARE)
+        for group in peer.optimizer.param_groups:
             group["lr"] = BASELINE_LR * min(warmup, decay)
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(**{name: values.to(device) for name, values in batch.items()}).loss
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = peer.take({name: values.to(device) for name, values in batch.items()})
         if step % 20 == 0:
             print(f"baseline: step {step}, loss {loss.item():.3f}, {progress:.0%} of the time", flush=True)
     print(f"baseline: {step:,} steps of {BASELINE_BATCH} examples", flush=True)
-    model.save_pretrained(output)
-    AutoTokenizer.from_pretrained(data / "tokenizer").save_pretrained(output)
+    peer.model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(Path(data) / "tokenizer").save_pretrained(output)
 
 
 # ── the score ──
@@ -394,23 +362,21 @@ def nats_per_byte(folder: Path, contexts: Sequence[Context]) -> float:
     """Return the loss of a model folder on masked words, in nats per byte."""
     from transformers import AutoModelForPreTraining, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForPreTraining.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForPreTraining.from_pretrained(folder).eval()
     total, num_bytes = 0.0, 0
     for first in range(0, len(contexts), SCORING_BATCH):
         batch = contexts[first : first + SCORING_BATCH]
         encoded = [_encode(context, tokenizer) for context in batch]
-        longest = max(len(ids) for ids, _, _ in encoded)
-        if longest > model.config.max_position_embeddings:
-            raise ValueError(f"{folder}: a context has {longest} tokens, more than the model has positions")
-        input_ids = torch.full((len(encoded), longest), tokenizer.pad_token_id)
-        for row, (ids, _, _) in enumerate(encoded):
-            input_ids[row, : len(ids)] = torch.tensor(ids)
-        attention_mask = input_ids != tokenizer.pad_token_id
-        logits = model(input_ids=input_ids, attention_mask=attention_mask).prediction_logits
-        for row, (_, positions, labels) in enumerate(encoded):
-            log_probs = logits[row, positions].double().log_softmax(dim=1)
-            losses = -log_probs[torch.arange(len(positions)), labels]
-            total += float(losses[torch.tensor(labels) != tokenizer.unk_token_id].sum())
+        inputs = tokenizer.pad({"input_ids": [ids for ids, _ in encoded]}, return_tensors="pt")
+        if inputs["input_ids"].shape[1] > model.config.max_position_embeddings:
+            raise ValueError(f"{folder}: a context has more tokens than the model has positions")
+        logits = model(**inputs).prediction_logits
+        for row, (_, labels) in enumerate(encoded):
+            log_probs = logits[row, list(labels)].double().log_softmax(dim=1)
+            targets = torch.tensor(list(labels.values()))
+            losses = torch.nn.functional.nll_loss(log_probs, targets, reduction="none")
+            total += float(losses[targets != tokenizer.unk_token_id].sum())
         for word in (context.words[index] for context in batch for index in context.masked):
             num_bytes += len(word.encode())
             if tokenizer.unk_token_id in tokenizer.encode(word, add_special_tokens=False):
@@ -418,20 +384,21 @@ def nats_per_byte(folder: Path, contexts: Sequence[Context]) -> float:
     return total / num_bytes
 
 
-def _encode(context: Context, tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return the masked ids, the masked positions, and the original ids at these positions."""
+def _encode(context: Context, tokenizer: Any) -> tuple[list[int], dict[int, int]]:
+    """Return the masked ids, and the original ids by their masked positions."""
     ids: list[int] = [tokenizer.cls_token_id]
-    positions: list[int] = []
-    labels: list[int] = []
+    labels: dict[int, int] = {}
     for index, word in enumerate(context.words):
         tokens = tokenizer.encode(word, add_special_tokens=False)
         if index in context.masked:
-            positions += range(len(ids), len(ids) + len(tokens))
-            labels += tokens
+            labels |= enumerate(tokens, len(ids))
             tokens = [tokenizer.mask_token_id] * len(tokens)
         ids += tokens
-    return [*ids, tokenizer.sep_token_id], positions, labels
+    return [*ids, tokenizer.sep_token_id], labels
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--baseline"]:
+        train_baseline(*sys.argv[2:])
+    else:
+        main()

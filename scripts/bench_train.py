@@ -15,18 +15,19 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import Row, append_rows, parser_of, table, table_line
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.data_folder import DataFolder
@@ -42,6 +43,16 @@ from bert_pretrain.train.packing import GlobalBatch
 WARM_UP_STEPS = 3
 SEED = 1
 LEARNING_RATE = 1e-4
+COLUMNS = (
+    "size",
+    "step",
+    "examples/s",
+    "real tokens/s",
+    "MFU by matrix product",
+    "MFU by data sheet",
+    "peak memory",
+    "speedup of ours (quartiles)",
+)
 
 
 @dataclass
@@ -54,26 +65,27 @@ class Recipe:
     vocab_size: int
     size: str  # layers x hidden size
     examples: int
-    dropout: float = 0.0  # of the hidden states
-    attention_dropout: float = 0.0
-    train: dict[str, Any] = field(default_factory=dict)  # keys of the section `train`
+    dropout: float
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
-        folder, device = DataFolder.open(arguments.data), devices.choose_device(arguments.device)
-        vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
+        folder = DataFolder.open(arguments.data)
+        device = devices.choose_device(arguments.device)
         precision = devices.choose_precision(arguments.precision, device)
-        dropout = arguments.dropout
-        return cls(folder, device, precision, vocab_size, size, arguments.examples, dropout, attention_dropout=dropout)
+        vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
+        return cls(folder, device, precision, vocab_size, size, arguments.examples, arguments.dropout)
 
     def model_config(self) -> ModelConfig:
-        layers, hidden = (int(number) for number in self.size.split("x"))
+        layers, hidden = map(int, self.size.split("x"))
         return ModelConfig(
-            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden, hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.attention_dropout,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
             max_position_embeddings=max(512, self.folder.max_seq_length),
-        )  # fmt: skip
+        )
 
     def batches(self, tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False) -> TrainingData:
         return TrainingData(
@@ -88,13 +100,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, examples: int, dropou
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--dropout", type=float, default=dropout, help="0 allows flash attention in our step")
     parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than in the data")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as JSON lines")
-
-
-def append_json(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    if path is not None:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows as JSON lines")
 
 
 def main() -> None:
@@ -110,15 +116,14 @@ def main() -> None:
         f"transformers {transformers_version()}, {arguments.examples} examples of {mean_tokens:.0f} real tokens of at "
         f"most {folder.max_seq_length}, {recipe.vocab_size} tokens\n"
         f"large matrix product: {matmul_flops(device, precision.dtype) / 1e12:.3g} TFLOP/s\n\n"
-        "| size | step | examples/s | real tokens/s | MFU by matrix product | MFU by data sheet | peak memory | "
-        "speedup of ours (quartiles) |\n|---|---|---|---|---|---|---|---|"
+        f"{table(COLUMNS, [])}"
     )
     for size in arguments.sizes:
         compare(Recipe.of(arguments, size), arguments)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     add_step_arguments(parser, examples=64, dropout=0.1)
     parser.add_argument("--sizes", "--size", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
     parser.add_argument("--pairs", type=int, default=5)
@@ -138,102 +143,124 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
     batch = recipe.batches().global_batch(0)
     with contextlib.ExitStack() as stack:
         # Start all processes before the first request, so that they import in parallel.
-        contestants = {name: Contestant(name, recipe.size, arguments) for name in ("ours", *peers)}
-        for contestant in contestants.values():
-            stack.callback(contestant.close)
+        contestants = {name: stack.enter_context(start(name, recipe.size, arguments)) for name in ("ours", *peers)}
         for contestant in contestants.values():
             for _ in range(WARM_UP_STEPS):
-                contestant.request("step")
+                request(contestant, "step")
         times = {name: np.zeros(arguments.pairs) for name in contestants}
         flops = np.zeros(arguments.pairs)
         for pair in range(arguments.pairs):
             flops[pair] = matmul_flops(recipe.device, recipe.precision.dtype)
             for name, contestant in contestants.items():
-                times[name][pair] = contestant.request("step")
-        memory = {name: contestant.request("peak") for name, contestant in contestants.items()}
+                times[name][pair] = request(contestant, "step")
+        memory = {name: request(contestant, "peak") for name, contestant in contestants.items()}
     for name in contestants:
-        row = result_row(recipe, name, batch, times, float(np.median(flops)), memory)
-        print(table_line(row), flush=True)
-        append_json(arguments.json, [row])
+        row = result_row(recipe, name, batch, times[name], float(np.median(flops)), memory[name])
+        if name != "ours":
+            row |= ratios(times, memory, name)
+        print(table_line(cells(row)), flush=True)
+        if arguments.json is not None:
+            append_rows(arguments.json, [row])
 
 
 def result_row(
-    recipe: Recipe, name: str, batch: GlobalBatch, times: dict[str, np.ndarray], product_flops: float,
-    memory: dict[str, float],
-) -> dict[str, Any]:  # fmt: skip
+    recipe: Recipe, name: str, batch: GlobalBatch, times: np.ndarray, product_flops: float, memory: float
+) -> Row:
     """Return the row of a contestant. In keys that end in `over_it`, "it" is the contestant of the row.
 
     `times` are in seconds, `product_flops` is the FLOP/s of a large matrix product, `memory` is in bytes.
     """
-    seconds = float(np.median(times[name]))
-    low, middle, high = (float(value) for value in np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]))
+    seconds = float(np.median(times))
     flops = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
     peak = peak_flops(recipe.device, recipe.precision.dtype)
-    examples, tokens, is_peer = batch.num_sequences, batch.num_tokens, name != "ours"
     return {
-        "size": f"L{recipe.size.replace('x', '-H')}", "max_seq_length": recipe.folder.max_seq_length, "step": name,
-        "examples": examples, "tokens": tokens, "step_seconds": seconds, "examples_per_second": examples / seconds,
-        "tokens_per_second": tokens / seconds,
-        "product_flops": product_flops, "mfu_of_product": flops / product_flops, "mfu": flops / peak if peak else None,
-        "peak_memory_bytes": int(memory[name]), "memory_over_it": memory["ours"] / memory[name] if is_peer else None,
-        "ours_over_it": middle if is_peer else None, "ours_over_it_quartiles": [low, high] if is_peer else None,
-        "device": device_name(recipe.device), "precision": recipe.precision.name, "torch": torch.__version__,
+        "size": f"L{recipe.size.replace('x', '-H')}",
+        "max_seq_length": recipe.folder.max_seq_length,
+        "step": name,
+        "examples": batch.num_sequences,
+        "tokens": batch.num_tokens,
+        "step_seconds": seconds,
+        "examples_per_second": batch.num_sequences / seconds,
+        "tokens_per_second": batch.num_tokens / seconds,
+        "product_flops": product_flops,
+        "mfu_of_product": flops / product_flops,
+        "mfu": flops / peak if peak else None,
+        "peak_memory_bytes": int(memory),
+        **dict.fromkeys(("memory_over_it", "ours_over_it", "ours_over_it_quartiles")),
+        "device": device_name(recipe.device),
+        "precision": recipe.precision.name,
+        "torch": torch.__version__,
         "transformers": transformers_version(),
-    }  # fmt: skip
+    }
 
 
-def table_line(row: dict[str, Any]) -> str:
+def ratios(times: dict[str, np.ndarray], memory: dict[str, float], name: str) -> Row:
+    """Return how ours compares with another contestant."""
+    low, middle, high = np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]).tolist()
+    return {
+        "memory_over_it": memory["ours"] / memory[name],
+        "ours_over_it": middle,
+        "ours_over_it_quartiles": [low, high],
+    }
+
+
+def cells(row: Row) -> list[str]:
     ratio, memory = "", f"{row['peak_memory_bytes'] / 2**30:.2f} GiB"
-    mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
     if row["ours_over_it"] is not None:
         low, high = row["ours_over_it_quartiles"]
         ratio = f"{row['ours_over_it']:.2f} × ({low:.2f}–{high:.2f})"
         memory += f" (ours: {row['memory_over_it']:.2f} ×)"
-    return (
-        f"| {row['size']} | {row['step']} | {row['examples_per_second']:.1f} | {row['tokens_per_second']:,.0f} | "
-        f"{row['mfu_of_product']:.1%} | {mfu} | {memory} | {ratio} |"
-    )
+    return [
+        row["size"],
+        row["step"],
+        f"{row['examples_per_second']:.1f}",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['mfu_of_product']:.1%}",
+        "–" if row["mfu"] is None else f"{row['mfu']:.1%}",
+        memory,
+        ratio,
+    ]
 
 
-class Contestant:
-    """A process that runs one of the compared steps, so that they share neither memory nor settings."""
+# ── contestants: processes, so that the compared steps share neither memory nor settings ──
 
-    def __init__(self, name: str, size: str, arguments: argparse.Namespace) -> None:
-        script, environment = Path(__file__).resolve(), dict(os.environ)
-        if name == "old":
-            name, script = "ours", arguments.old.resolve() / "scripts" / script.name
-            paths = (str(script.parents[1]), environment.get("PYTHONPATH"))
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        command = [sys.executable, str(script), str(arguments.data), "--contestant", name, "--sizes", size]
-        for option in ("examples", "device", "precision", "dropout", "vocab_size"):
-            command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
 
-    def request(self, name: str) -> float:
-        """Return the seconds of one "step", or the "peak" memory in bytes."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(name, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"a benchmark process failed with exit code {self._process.wait()}")
-        return float(answer)
+def start(name: str, size: str, arguments: argparse.Namespace) -> "subprocess.Popen[str]":
+    """Start the process of a contestant. It ends when its standard input is closed."""
+    script, environment = Path(__file__).resolve(), dict(os.environ)
+    if name == "old":
+        name, script = "ours", arguments.old.resolve() / "scripts" / script.name
+        paths = (str(script.parents[1]), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    command = [sys.executable, str(script), str(arguments.data), "--contestant", name, "--sizes", size]
+    for option in ("examples", "device", "precision", "dropout", "vocab_size"):
+        command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
-    def close(self) -> None:
-        self._process.communicate("")
+
+def request(contestant: "subprocess.Popen[str]", name: str) -> float:
+    """Return the seconds of one "step", or the "peak" memory in bytes."""
+    assert contestant.stdin is not None
+    assert contestant.stdout is not None
+    print(name, file=contestant.stdin, flush=True)
+    answer = contestant.stdout.readline()
+    if not answer:
+        raise SystemExit(f"a benchmark process failed with exit code {contestant.wait()}")
+    return float(answer)
 
 
 def serve(recipe: Recipe, name: str) -> None:
-    """Answer the requests of a `Contestant`, one per line of the standard input."""
+    """Answer each `request`, one per line of the standard input."""
     answers, sys.stdout = sys.stdout, sys.stderr  # only answers may be printed to the standard output
     if name != "ours":
         import transformers  # noqa: F401  (its memory is not part of a step)
     memory_before = initial_memory(recipe.device)
+    step: Callable[[], object]
     if name == "ours":
         ours, (batch,) = build(recipe, 1)
-    step = (lambda: ours.take(batch)) if name == "ours" else peer(recipe, compiled=name == "compiled")
+        step = partial(ours.take, batch)
+    else:
+        step = peer_step(recipe, compiled=name == "compiled")
     for request in sys.stdin:
         is_step = request.strip() == "step"
         answer = timed(step, recipe.device) if is_step else peak_memory(recipe.device) - memory_before
@@ -256,35 +283,43 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return our training step, and its first batches on the device."""
     cores.owns_process = True
     devices.configure_cpu(recipe.device)
-    keys = {"global_batch_size": recipe.examples, "precision": recipe.precision.name, **recipe.train}
-    train = TrainConfig.model_validate(keys)
+    train = TrainConfig.model_validate({"global_batch_size": recipe.examples, "precision": recipe.precision.name})
     length = recipe.folder.max_seq_length
     runner = StepRunner(recipe.model_config(), length, recipe.vocab_size, train, recipe.device, is_timed=True)
     data = recipe.batches(runner.micro_batch_tokens(train), runner.is_compiled)
     return Step(runner), [data.global_batch(number).to(recipe.device) for number in range(num_batches)]
 
 
-def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
-    """Return the optimizer step of `BertForPreTraining` on the same examples, padded."""
-    import transformers
+class Peer:
+    """The training step of `BertForPreTraining` of transformers with AdamW. Inputs are padded batches."""
 
-    device, dtype, names = recipe.device, recipe.precision.dtype, recipe.model_config().model_dump()
-    model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=recipe.vocab_size, **names))
-    model = model.to(device).train()
-    network = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
-    loader = recipe.folder.loader("train", batch_size=recipe.examples, seed=SEED, padding="max_length")
-    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # same batch
+    def __init__(self, config: Row, device: torch.device, dtype: torch.dtype, *, compiled: bool = False) -> None:
+        import transformers
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = network(**inputs).loss
+        self.model: Any = transformers.BertForPreTraining(transformers.BertConfig(**config)).train()
+        self.model.to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+        self._network = torch.compile(self.model) if compiled else self.model
+        self._autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+    def take(self, inputs: dict[str, torch.Tensor]) -> Any:
+        """Take a step and return the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._autocast:
+            loss = self._network(**inputs).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss
 
-    return step
+
+def peer_step(recipe: Recipe, *, compiled: bool) -> Callable[[], object]:
+    """Return the step of a peer on the same examples, padded."""
+    config = {"vocab_size": recipe.vocab_size, **recipe.model_config().model_dump()}
+    peer = Peer(config, recipe.device, recipe.precision.dtype, compiled=compiled)
+    loader = recipe.folder.loader("train", batch_size=recipe.examples, seed=SEED, padding="max_length")
+    inputs = {name: values.to(recipe.device) for name, values in next(iter(loader)).items()}
+    return partial(peer.take, inputs)
 
 
 def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -323,13 +358,16 @@ def transformers_version() -> str | None:
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     begin = time.perf_counter()
     step()
+    wait_for(device)
+    return time.perf_counter() - begin
+
+
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
 
 
 def step_times(step: Callable[[], object], number: int, device: torch.device) -> list[float]:

@@ -13,14 +13,12 @@ interval over rows and models, and the median seconds. The ways:
     own rate     random weights with AdamW at 3e-4 or 1e-3, the better one on validation rows
     words        logistic regression on word counts; for Chinese, on counts of characters and character pairs
     trainer      the Trainer of `transformers` with the learning rate and epochs in the model card
-    features     logistic regression (C = 10) on the mean of the layer that is best on validation rows
 
 Results in OUT/results.jsonl are not repeated. With `--minutes`, the pretraining time of each model, the accuracies are
 appended to the file `--record`, and all its records are plotted to a .png file next to it.
 """
 
 import argparse
-import itertools
 import json
 import random
 import re
@@ -33,19 +31,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 from matplotlib.figure import Figure
-from sklearn.linear_model import LogisticRegression
+from measure import ROOT, Row, append_rows, parser_of, read_rows, spread, table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForPreTraining, Trainer
 
 from bert_pretrain.finetune.baselines import fit_and_predict_tfidf
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 
-Rows = list[dict[str, Any]]
 Way = Callable[[Path, "Split"], list[str]]  # (model, split) to predicted labels
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "use.jsonl"
+RECORD = ROOT / "docs" / "use.jsonl"
 OWN_RATES = [Settings(learning_rate=rate) for rate in (3e-4, 1e-3)]
 
 
@@ -53,23 +49,23 @@ class Split:
     """The rows of a task to train on, and the rows to score for one model."""
 
     def __init__(self, folder: Path, task: str, split: str, model_number: int) -> None:
-        rows = read(folder / f"{task}.train.jsonl")
+        rows = read_rows(folder / f"{task}.train.jsonl")
         random.Random(7).shuffle(rows)
         tenth = len(rows) // 10
         begin = model_number % 10 * tenth
         self.model_number = model_number
-        self.scored = rows[begin : begin + tenth] if split == "validation" else read(folder / f"{task}.test.jsonl")
-        self.train = rows[:begin] + rows[begin + tenth :] if split == "validation" else rows
-        self.labels = [str(row["label"]) for row in self.scored]
+        if split == "validation":
+            self.scored = rows[begin : begin + tenth]
+            self.train = rows[:begin] + rows[begin + tenth :]
+        else:
+            self.scored = read_rows(folder / f"{task}.test.jsonl")
+            self.train = rows
+        self.train_labels = labels_of(self.train)
+        self.classes = sorted(set(self.train_labels))
 
 
-def read(path: Path) -> Rows:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write(path: Path, rows: Rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+def labels_of(rows: Sequence[Row], key: str = "label") -> list[str]:
+    return [str(row[key]) for row in rows]
 
 
 def finetuned(model: Path, split: Split, settings: Sequence[Settings]) -> list[str]:
@@ -77,11 +73,14 @@ def finetuned(model: Path, split: Split, settings: Sequence[Settings]) -> list[s
     results = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        train, test = write(folder / "train.jsonl", split.train), write(folder / "test.jsonl", split.scored)
+        train, test = folder / "train.jsonl", folder / "test.jsonl"
+        append_rows(train, split.train)
+        append_rows(test, split.scored)
         for number, each in enumerate(settings):
-            output = finetune("classify", model, train=train, test=test, output=folder / str(number), settings=each)
+            output = folder / str(number)
+            finetune("classify", model, train=str(train), test=str(test), output=output, settings=each)
             report = json.loads((output / METRICS).read_text(encoding="utf-8"))
-            predictions = [str(row["prediction"]) for row in read(output / "predictions.jsonl")]
+            predictions = labels_of(read_rows(output / "predictions.jsonl"), "prediction")
             results.append((report["validation"]["accuracy"], predictions))
     return max(results, key=lambda result: result[0])[1]
 
@@ -100,62 +99,39 @@ def with_random_weights(way: Way) -> Way:
 
 
 def words(_: Path, split: Split) -> list[str]:
-    classes = sorted({str(row["label"]) for row in split.train})
-    train, labels = [(row["text"],) for row in split.train], [[str(row["label"])] for row in split.train]
-    scores = fit_and_predict_tfidf(train, labels, [(row["text"],) for row in split.scored], classes)
-    return [classes[index] for index in scores.argmax(axis=1)]
+    train, scored = ([(row["text"],) for row in rows] for rows in (split.train, split.scored))
+    scores = fit_and_predict_tfidf(train, [[label] for label in split.train_labels], scored, split.classes)
+    return [split.classes[index] for index in scores.argmax(axis=1)]
 
 
 def trainer(model: Path, split: Split) -> list[str]:
     """Return the predictions of a Trainer as in the example of the model card."""
     card = (model / "README.md").read_text(encoding="utf-8")
     rate, epochs = re.search(r"learning_rate=(\S+), num_train_epochs=(\d+)", card).groups()  # type: ignore[union-attr]
-    classes = sorted({str(row["label"]) for row in split.train})
     transformers.set_seed(0)
-    network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=len(classes))
+    network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=len(split.classes))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    inputs = []
-    for rows in (split.train, split.scored):
-        encoded = tokenizer([row["text"] for row in rows], truncation=True, max_length=128)["input_ids"]
-        labels = [classes.index(str(row["label"])) for row in rows]
-        inputs.append([{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)])
+
+    def inputs(rows: Sequence[Row]) -> list[Row]:
+        encoded = [tokenizer(row["text"], truncation=True, max_length=128) for row in rows]
+        labels = [split.classes.index(label) for label in labels_of(rows)]
+        return [{"input_ids": each["input_ids"], "labels": label} for each, label in zip(encoded, labels, strict=True)]
+
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            folder, learning_rate=float(rate), num_train_epochs=int(epochs), per_device_train_batch_size=32,
-            report_to="none", save_strategy="no", disable_tqdm=True,
-        )  # fmt: skip
+            folder,
+            learning_rate=float(rate),
+            num_train_epochs=int(epochs),
+            per_device_train_batch_size=32,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
         collator = transformers.DataCollatorWithPadding(tokenizer)
-        network_trainer: Any = Trainer(network, arguments, train_dataset=inputs[0], data_collator=collator)
+        network_trainer: Any = Trainer(network, arguments, train_dataset=inputs(split.train), data_collator=collator)
         network_trainer.train()
-        scores = network_trainer.predict(inputs[1]).predictions
-    return [classes[index] for index in scores.argmax(axis=1)]
-
-
-def features(model: Path, split: Split) -> list[str]:
-    train, scored = mean_vectors(model, split.train), mean_vectors(model, split.scored)
-    labels = [str(row["label"]) for row in split.train]
-    cut = len(labels) * 9 // 10
-    scores = []
-    for layer in train:
-        fitted = LogisticRegression(C=10, max_iter=1000).fit(layer[:cut], labels[:cut])
-        scores.append(fitted.score(layer[cut:], labels[cut:]))
-    best = int(np.argmax(scores))
-    fitted = LogisticRegression(C=10, max_iter=1000).fit(train[best], labels)
-    return [str(label) for label in fitted.predict(scored[best])]
-
-
-@torch.no_grad()
-def mean_vectors(model: Path, rows: Rows) -> list[np.ndarray]:
-    """Return the mean vectors of each layer, the embeddings first; each array is (rows, hidden)."""
-    tokenizer, network = AutoTokenizer.from_pretrained(model), transformers.AutoModel.from_pretrained(model).eval()
-    batches: list[list[np.ndarray]] = []
-    for begin in range(0, len(rows), 64):
-        texts = [row["text"] for row in rows[begin : begin + 64]]
-        batch = tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")
-        hidden = network(**batch, output_hidden_states=True).hidden_states
-        mask = batch["attention_mask"][:, :, None]
-        batches.append([((layer * mask).sum(1) / mask.sum(1)).numpy() for layer in hidden])
-    return [np.concatenate(layer) for layer in zip(*batches, strict=True)]
+        scores = network_trainer.predict(inputs(split.scored)).predictions
+    return [split.classes[index] for index in scores.argmax(axis=1)]
 
 
 defaults: Way = partial(finetuned, settings=[Settings()])
@@ -165,7 +141,6 @@ WAYS: Mapping[str, Way] = {
     "own rate": with_random_weights(partial(finetuned, settings=OWN_RATES)),
     "words": words,
     "trainer": trainer,
-    "features": features,
 }
 
 
@@ -190,26 +165,24 @@ def interval(correct: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 LINES = {"own rate": ("--", "untrained, own best rate"), "words": (":", "word counts")}
 
 
-def draw(rows: Rows, path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """Plot the accuracies of each task over the minutes of pretraining: mean, minimum and maximum per network."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
     times = sorted({row["minutes"] for row in rows})
+    tasks: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for row in sorted(rows, key=lambda row: row["minutes"]):
+        name = row["way"] if row["way"] in LINES else f"{row['network']}, {row['way']}"
+        curve = tasks.setdefault(row["task"], {}).setdefault(name, {})
+        curve.setdefault(row["minutes"], []).append(row["accuracy"])
     figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        scores: dict[str, dict[float, list[float]]] = {}
-        for row in sorted(rows, key=lambda row: row["minutes"]):
-            name = row["way"] if row["way"] in LINES else f"{row['network']}, {row['way']}"
-            if row["task"] == task:
-                scores.setdefault(name, {}).setdefault(row["minutes"], []).append(row["accuracy"])
-        for number, (name, groups) in enumerate(scores.items()):
-            means = [statistics.mean(group) for group in groups.values()]
+    for axes, (task, curves) in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks.items(), strict=True):
+        for number, (name, curve) in enumerate(curves.items()):
+            means = np.array([statistics.mean(group) for group in curve.values()])
             if name in LINES:
                 style, label = LINES[name]
-                axes.axhline(statistics.mean(means), color="gray", linestyle=style, label=label)
+                axes.axhline(means.mean(), color="gray", linestyle=style, label=label)
                 continue
-            below = [mean - min(group) for mean, group in zip(means, groups.values(), strict=True)]
-            above = [max(group) - mean for mean, group in zip(means, groups.values(), strict=True)]
-            axes.errorbar(list(groups), means, yerr=[below, above], marker="os^v"[number % 4], capsize=3, label=name)
+            ranges = [means - [*map(min, curve.values())], [*map(max, curve.values())] - means]
+            axes.errorbar(list(curve), means, yerr=ranges, marker="os^v"[number % 4], capsize=3, label=name)
         axes.set(title=task, xscale="log", xlabel="minutes of two cores", ylabel="accuracy, %")
         axes.set_xticks(times, [f"{time:g}" for time in times])
         axes.minorticks_off()
@@ -217,8 +190,8 @@ def draw(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse() -> argparse.Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("rows", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--work", type=Path, required=True)
@@ -227,46 +200,56 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, nargs="+", default=[], help="pretraining time of each model")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
-    args = parser.parse_args()
-    if len(args.minutes) not in (0, len(args.models)):
+    options = parser.parse_args()
+    if len(options.minutes) not in (0, len(options.models)):
         parser.error("--minutes needs a number for each model")
-    args.work.mkdir(parents=True, exist_ok=True)
-    results_path = args.work / "results.jsonl"
-    results = {tuple(row["key"]): row for row in (read(results_path) if results_path.exists() else [])}
+    return options
+
+
+def correct_rows(options: argparse.Namespace, task: str, way: str) -> tuple[np.ndarray, list[float]]:
+    """Return whether each row is predicted correctly, (models, rows), and the seconds of each model."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    path = options.work / "results.jsonl"
+    path.touch()
+    known = {tuple(row["key"]): row for row in read_rows(path)}
+    correct, seconds = [], []
+    for number, model in enumerate(options.models):
+        key = (task, str(model), way, options.split)
+        split = Split(options.rows, task, options.split, number)
+        if key not in known:
+            began = time.monotonic()
+            predicted = WAYS[way](model, split)
+            known[key] = {"key": key, "predicted": predicted, "seconds": round(time.monotonic() - began)}
+            append_rows(path, [known[key]])
+        correct.append(np.array(known[key]["predicted"]) == np.array(labels_of(split.scored)))
+        seconds.append(known[key]["seconds"])
+    return np.stack(correct), seconds
+
+
+def main() -> None:
+    options = parse()
     lines = []
-    records: Rows = []
-    for task in args.tasks:
-        correct: dict[str, list[np.ndarray]] = {way: [] for way in args.ways}
-        seconds: dict[str, list[float]] = {way: [] for way in args.ways}
-        for (number, model), way in itertools.product(enumerate(args.models), args.ways):
-            key, split = (task, str(model), way, args.split), Split(args.rows, task, args.split, number)
-            if key not in results:
-                began = time.monotonic()
-                predicted = WAYS[way](model, split)
-                results[key] = {"key": key, "predicted": predicted, "seconds": round(time.monotonic() - began)}
-                with results_path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(results[key]) + "\n")
-            correct[way].append(np.array(results[key]["predicted"]) == np.array(split.labels))
-            seconds[way].append(results[key]["seconds"])
-        first = args.ways[0]
-        for way in args.ways:
-            scores = [100 * float(rows.mean()) for rows in correct[way]]
-            for minutes, model, score in zip(args.minutes, args.models, scores, strict=False):
+    records: list[Row] = []
+    first = options.ways[0]
+    for task in options.tasks:
+        reference, _ = correct_rows(options, task, first)
+        for way in options.ways:
+            correct, seconds = correct_rows(options, task, way)
+            scores = (100 * correct.mean(axis=1)).tolist()
+            for minutes, model, score in zip(options.minutes, options.models, scores, strict=False):
                 record = {"task": task, "way": way, "minutes": minutes, "network": network_of(model)}
                 records.append({**record, "accuracy": round(score, 1)})
-            mean, half = interval(np.stack(correct[first]), np.stack(correct[way]))
+            mean, half = interval(reference, correct)
             difference = "" if way == first else f"{mean:+.1f} ± {half:.1f}"
-            lines.append(
-                f"| {task} | {way} | {statistics.mean(scores):.1f} | {min(scores):.1f}–{max(scores):.1f} | "
-                f"{difference} | {statistics.median(seconds[way]):.0f} |"
-            )
-    print(f"\n{len(args.models)} models, {args.split} rows; difference: {first} minus this way, with 95 % interval")
-    print("\n| task | way | accuracy, % | min–max | difference | s |")
-    print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
-    if args.minutes:
-        old = read(args.record) if args.record.exists() else []
-        write(args.record, old + [record for record in records if record not in old])
-        draw(read(args.record), args.record.with_suffix(".png"))
+            accuracy = spread(scores, ".1f", middle=statistics.mean)
+            lines.append([task, way, accuracy, difference, f"{statistics.median(seconds):.0f}"])
+    print(f"\n{len(options.models)} models, {options.split} rows; difference: {first} minus this way, 95 % interval\n")
+    print(table(["task", "way", "accuracy, %", "difference", "s"], lines))
+    if options.minutes:
+        options.record.touch()
+        old = read_rows(options.record)
+        append_rows(options.record, [record for record in records if record not in old])
+        draw(read_rows(options.record), options.record.with_suffix(".png"))
 
 
 if __name__ == "__main__":

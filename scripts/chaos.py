@@ -29,11 +29,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import chaos_trial
-from chaos_process import Action, Child, import_packages, kill_at, limit, may_mount, remount, small_disk
+from chaos_process import Action, import_packages, kill_at, limit, may_mount, remount, small_disk
 from chaos_trial import COMMANDS, DEFECTS, HANG, LOST, MESSAGE, SAME, SILENT, UNCHECKED, Command, Defect, Trial
+from measure import Row, append_rows, parser_of, table
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
@@ -41,35 +41,36 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 # ── signals and limits ──
 
 
-def _repeat_after_signal(trial: Trial, child: Child, number: int) -> str:
-    """Check the exit code of a process that got a signal, and repeat the command.
-
-    The process may have ended before the signal. A rank may also get SIGTERM, after the failure of another.
-    """
-    numbers = [number] if trial.command.ranks == 1 else [number, signal.SIGTERM]
-    if trial.command.ranks == 1 or number != signal.SIGKILL:
-        trial.judge(child, (0, *(code for each in numbers for code in (-each, 128 + each))))
-    return trial.repeat()
-
-
 def signal_at_event(trial: Trial) -> str:
     """Send a signal at a random file event of the process."""
-    number, event, rank = trial.draw.choice(SIGNALS), trial.draw_event(), trial.draw.randrange(trial.command.ranks)
-    trial.reset()
-    children = trial.start(kill_at(trial.folder, event, number), rank=rank)
-    trial.wait(children)
-    return _repeat_after_signal(trial, children[rank], number)
+    number = trial.draw.choice(SIGNALS)
+    plant = kill_at(trial.folder, trial.draw_event(), number)
+    return _run_with_signal(trial, number, plant=plant)
 
 
 def signal_at_time(trial: Trial) -> str:
-    number, rank = trial.draw.choice(SIGNALS), trial.draw.randrange(trial.command.ranks)
-    delay = trial.draw.uniform(0, 1.1) * trial.reference.seconds
+    number = trial.draw.choice(SIGNALS)
+    return _run_with_signal(trial, number, delay=trial.draw.uniform(0, 1.1) * trial.reference.seconds)
+
+
+def _run_with_signal(trial: Trial, number: int, *, plant: Action | None = None, delay: float | None = None) -> str:
+    """Plant a signal in a rank or send it after a delay. Check the rank's exit code, and repeat the command.
+
+    The process may have ended before the signal. A rank may also get SIGTERM, after the failure of another.
+    """
+    ranks = trial.command.ranks
+    rank = trial.draw.randrange(ranks)
     trial.reset()
-    children = trial.start()
-    children[rank].wait(delay)
-    children[rank].send(number)
+    children = trial.start(plant, rank=rank)
+    if delay is not None:
+        children[rank].wait(delay)
+        children[rank].send(number)
     trial.wait(children)
-    return _repeat_after_signal(trial, children[rank], number)
+    if ranks == 1:
+        trial.judge(children[0], (0, -number, 128 + number))
+    elif number != signal.SIGKILL:
+        trial.judge(children[rank], (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM))
+    return trial.repeat()
 
 
 def two_at_once(trial: Trial) -> str:
@@ -239,43 +240,45 @@ FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
 
 def main() -> int:
     arguments = parse_arguments()
-    commands = [command for command in COMMANDS if command.name in (arguments.commands or command.name)]
+    commands = [command for command in COMMANDS if command.name in arguments.commands]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell runs this in the background
-    if {command.name for command in commands} <= {"vocab", "make-data"}:  # without torch
+    if {"vocab", "make-data"}.issuperset(arguments.commands):  # without torch
         import_packages(("bert_pretrain.cli", "bert_pretrain.vocab", "bert_pretrain.make_data"), ())
     else:
         import_packages()
     memory = Path("/dev/shm")
     # Not a TemporaryDirectory: a fork would remove it at its exit.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
-    outcomes: list[dict[str, Any]] = []
+    arguments.output.write_bytes(b"")
+    outcomes: list[Row] = []
     try:
         bench = chaos_trial.Bench(folder.resolve())
-        bench.prepare([command.name for command in commands])
+        bench.prepare(arguments.commands)
         end = time.monotonic() + arguments.seconds
-        with arguments.output.open("w", encoding="utf-8") as file:
-            for number in arguments.only or range(arguments.faults):
-                if time.monotonic() > end:
-                    break
-                outcomes.append(try_fault(bench, commands, number, arguments.seed))
-                print(json.dumps(outcomes[-1], ensure_ascii=False), file=file, flush=True)
-                if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
-                    _print(outcomes[-1], with_output=bool(arguments.only))
+        for number in arguments.only or range(arguments.faults):
+            if time.monotonic() > end:
+                break
+            outcome = try_fault(bench, commands, number, arguments.seed)
+            outcomes.append(outcome)
+            append_rows(arguments.output, [outcome])
+            if outcome["verdict"] in DEFECTS or arguments.only:
+                _print(outcome, with_output=bool(arguments.only))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("\n".join(table(outcomes)))
+    print(verdicts_table(outcomes))
     num_defects = sum(outcome["verdict"] in DEFECTS for outcome in outcomes)
     print(f"\n{len(outcomes):,} faults, {num_defects} defects, written to {arguments.output}")
     return int(num_defects > 0)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--faults", type=int, default=1000, help="number of faults")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of the faults to repeat")
-    parser.add_argument("--commands", nargs="+", choices=[command.name for command in COMMANDS], help="all by default")
+    names = [command.name for command in COMMANDS]
+    parser.add_argument("--commands", nargs="+", choices=names, default=names, help="all by default")
     parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="JSON lines, one per fault")
     return parser.parse_args()
 
@@ -292,7 +295,7 @@ def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command
     return command, draw.choices(list(weights), list(weights.values()))[0], draw
 
 
-def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
+def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int, seed: int) -> Row:
     command, fault, draw = choose(commands, number, seed)
     trial, began = Trial(bench, command, draw), time.monotonic()
     try:
@@ -300,27 +303,32 @@ def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int
     except Defect as defect:
         verdict, detail = defect.verdict, str(defect)
     return {
-        "number": number, "seed": seed, "command": command.name, "fault": fault, "verdict": verdict, "detail": detail,
-        "processes": trial.log, "seconds": time.monotonic() - began,
-    }  # fmt: skip
+        "number": number,
+        "seed": seed,
+        "command": command.name,
+        "fault": fault,
+        "verdict": verdict,
+        "detail": detail,
+        "processes": trial.log,
+        "seconds": time.monotonic() - began,
+    }
 
 
-def _print(outcome: dict[str, Any], *, with_output: bool) -> None:
+def _print(outcome: Row, *, with_output: bool) -> None:
     print("{number}: {command}, {fault}: {verdict}: {detail}".format(**outcome), flush=True)
     for entry in outcome["processes"] if with_output else ():
-        print("   ", {key: value for key, value in entry.items() if key != "said"})
-        print("\n".join(f"        {line}" for line in entry.get("said", ())))
+        print("    " + json.dumps(entry, ensure_ascii=False, indent=4).replace("\n", "\n    "))
 
 
-def table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
+def verdicts_table(outcomes: Sequence[Row]) -> str:
     """Return a Markdown table with the counts of verdicts of each command and each fault."""
-    lines = [f"| | {' | '.join(chaos_trial.VERDICTS)} |", "|---|" + "---:|" * len(chaos_trial.VERDICTS)]
     groups = [("command", command.name) for command in COMMANDS] + [("fault", name) for name in FAULTS]
-    for key, name in [*groups, (None, "all")]:
-        counts = Counter(outcome["verdict"] for outcome in outcomes if key is None or outcome[key] == name)
+    rows = []
+    for key, name in [*groups, ("all", "all")]:
+        counts = Counter(outcome["verdict"] for outcome in outcomes if outcome.get(key, "all") == name)
         if counts:
-            lines.append(f"| {name} | {' | '.join(str(counts[verdict] or '') for verdict in chaos_trial.VERDICTS)} |")
-    return lines
+            rows.append([name, *(counts[verdict] or "" for verdict in chaos_trial.VERDICTS)])
+    return table(["", *chaos_trial.VERDICTS], rows)
 
 
 if __name__ == "__main__":

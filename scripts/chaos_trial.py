@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_process import Action, Child, at_file_event, command_line, fork
+from measure import append_rows
 
 SAME, MESSAGE, UNCHECKED = "same", "message", "unchecked"
 LOST, SILENT, TRACEBACK, HANG = "lost", "silent", "traceback", "hang"
@@ -76,11 +77,11 @@ _CONFIG, _TRAIN = "--config tiny.yaml --workers 1", "train --data data --output 
 _FINETUNE = "finetune classify model --train rows.jsonl --epochs 2 --max-length 24 --output tuned --batch-size 16"
 COMMANDS = (
     Command("vocab", f"vocab text --output vocab {_CONFIG}", ("vocab",)),
-    Command("vocab --extend", f"vocab text --output more --extend model --add-tokens 5 {_CONFIG}", ("more",)),
     Command(
         "make-data", f"make-data text --vocab vocab --output data {_CONFIG}", ("data",), verify_flags=("--verify",)
     ),
     Command("train", _TRAIN, ("run",)),
+    Command("vocab --extend", f"vocab text --output more --extend model --add-tokens 5 {_CONFIG}", ("more",)),
     Command("train (2 ranks)", _TRAIN, ("run",), ranks=2),
     Command("train --init-from", f"{_TRAIN} --init-from model --set train.max_steps=8", ("run",)),
     Command("run", "run tiny.yaml text --output all --workers 1", ("all",), share=0.5),
@@ -111,20 +112,18 @@ def write_inputs(folder: Path) -> None:
     def documents(separator: str) -> list[str]:
         return [separator.join(sentence() for _ in range(draw.randint(3, 9))) for _ in range(40)]
 
-    def json_lines(rows: Sequence[object]) -> str:
-        return "".join(json.dumps(row) + "\n" for row in rows)
-
-    (folder / "text").mkdir()
-    (folder / "text" / "a.txt").write_text("\n\n".join(documents("\n")) + "\n")
-    records = json_lines([{"text": text} for text in documents(" ")])
-    (folder / "text" / "b.jsonl.gz").write_bytes(gzip.compress(records.encode(), mtime=0))
-    pq.write_table(pa.table({"text": documents(" ")}), folder / "text" / "c.parquet")
+    text = folder / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("\n\n".join(documents("\n")) + "\n")
+    records = "\n".join(json.dumps({"text": document}) for document in documents(" "))
+    (text / "b.jsonl.gz").write_bytes(gzip.compress(records.encode(), mtime=0))
+    pq.write_table(pa.table({"text": documents(" ")}), text / "c.parquet")
     (folder / "tiny.yaml").write_text(TINY_CONFIG)
     (folder / "lines.txt").write_text("".join(sentence() + "\n" for _ in range(12)))
     pairs = [{"sentence_good": sentence(6), "sentence_bad": sentence(6)} for _ in range(6)]
-    (folder / "pairs.jsonl").write_text(json_lines(pairs))
+    append_rows(folder / "pairs.jsonl", pairs)
     rows = [{"text": sentence(), "label": "abc"[number % 3]} for number in range(60)]
-    (folder / "rows.jsonl").write_text(json_lines(rows))
+    append_rows(folder / "rows.jsonl", rows)
 
 
 # ── outputs ──
@@ -137,16 +136,10 @@ def copy(path: Path, target: Path) -> None:
         shutil.copy2(path, target)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it exists."""
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
 def files_of(path: Path) -> list[Path]:
     """Return a file, or the sorted files of a folder."""
-    if path.is_file():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink()) if path.is_dir() else []
+    files = [path, *path.rglob("*")]
+    return sorted(file for file in files if file.is_file() and not file.is_symlink())
 
 
 def digest(folder: Path, outputs: Sequence[str]) -> dict[str, str]:
@@ -210,17 +203,15 @@ class Reference:
     num_bytes: int  # of the outputs
 
 
-@dataclass
 class Bench:
     """The prepared inputs, the references, and the folder in which all commands run."""
 
-    folder: Path
-    references: dict[str, Reference] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.current, self.inputs, self.logs = (self.folder / name for name in ("current", "inputs", "logs"))
-        for folder in (self.current, self.inputs, self.logs):
-            folder.mkdir(parents=True)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.references: dict[str, Reference] = {}
+        self.current, self.inputs, self.logs = (folder / name for name in ("current", "inputs", "logs"))
+        for each in (self.current, self.inputs, self.logs):
+            each.mkdir(parents=True)
 
     def prepare(self, names: Sequence[str]) -> None:
         """Write the inputs, run every command without a fault, and copy outputs that are inputs of others."""
@@ -228,15 +219,15 @@ class Bench:
         child.wait(HANG_SECONDS)
         if child.code:
             raise RuntimeError(child.stderr())
-        for name in names:
-            self._prepare(next(command for command in COMMANDS if command.name == name))
+        needed = set(names)
+        for command in reversed(COMMANDS):  # a command is after those whose outputs it reads
+            if command.name in needed:
+                needed.update(WRITERS[name] for name in command.inputs if name in WRITERS)
+        for command in COMMANDS:
+            if command.name in needed:
+                self._prepare(command)
 
     def _prepare(self, command: Command) -> None:
-        if command.name in self.references:
-            return
-        writers = {WRITERS[name] for name in command.inputs if name in WRITERS}
-        for writer in (other for other in COMMANDS if other.name in writers):
-            self._prepare(writer)
         trial, count = Trial(self, command, random.Random(0)), self.logs / "events"
         trial.reset()
         children = trial.start(at_file_event(self.current, -1, lambda: None, log=count))
@@ -254,8 +245,8 @@ class Bench:
         for output in command.outputs:
             if WRITERS.get(output) == command.name:
                 copy(self.current / output, self.inputs / output)
-                if output == "run":
-                    copy(self.current / "run" / "model", self.inputs / "model")
+        if command.name == WRITERS["model"]:
+            copy(self.current / "run" / "model", self.inputs / "model")
 
     def finished(self, command: Command) -> Path:
         """Return the copy of the folder after a run without a fault."""
@@ -281,8 +272,8 @@ class Trial:
 
     def reset(self, *, finished: bool = False) -> None:
         """Empty the folder and copy the inputs into it, or with `finished` the files of a finished run."""
-        for path in self.folder.iterdir():
-            remove(path)
+        shutil.rmtree(self.folder, ignore_errors=True)  # a mounted folder is emptied, and cannot be removed
+        self.folder.mkdir(exist_ok=True)
         if finished:
             shutil.copytree(self.bench.finished(self.command), self.folder, symlinks=True, dirs_exist_ok=True)
             return
@@ -299,16 +290,19 @@ class Trial:
 
     def start(self, plant: Action | None = None, *, rank: int = 0) -> list[Child]:
         """Start all ranks of the command, and plant a fault in one of them."""
-        size, address = self.command.ranks, {}
-        if size > 1:
+        ranks = self.command.ranks
+        run = command_line(self.command.arguments + (self.command.verify_flags if self.verifies else ()))
+        environment: dict[str, str] = {}
+        if ranks > 1:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
-                address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-            address |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-        run = command_line(self.command.arguments + (self.command.verify_flags if self.verifies else ()))
+                port = str(probe.getsockname()[1])
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
         children = []
-        for number in range(size):
-            environment = {**address, "RANK": str(number), "LOCAL_RANK": str(number)} if size > 1 else {}
+        for number in range(ranks):
+            if ranks > 1:
+                environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(number))
             planted, logs = plant if number == rank else None, self.bench.logs / f"{len(self.log)}-{number}"
             children.append(fork(run, self.folder, logs, plant=planted, environment=environment))
         return children
@@ -322,7 +316,8 @@ class Trial:
             if not child.wait(0.1 if running else end - time.monotonic()):
                 running.append(child)
             elif child.code and self.command.ranks > 1 and not is_stopping:
-                is_stopping, end = True, time.monotonic() + RANKS_SECONDS
+                is_stopping = True
+                end = time.monotonic() + RANKS_SECONDS
                 for other in running:
                     other.send(signal.SIGTERM)
         if is_stopping:

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from chaos_process import Child, command_line, fork, import_packages
 from chaos_trial import HANG_SECONDS
+from measure import parser_of, read_rows
 
 CHECKPOINT_STEP = 40
 STEPS = {"start": 2, "resume": 42}  # last step of each kind of training
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("data", type=Path, help="data folder, written by make-data")
     parser.add_argument("--repeats", type=int, default=500, help="number of starts, and of resumes")
     parser.add_argument("--threads", type=int, default=2, help="threads of each training")
@@ -82,8 +83,7 @@ def kill_after_checkpoint(arguments: argparse.Namespace) -> Path:
 
 def digest(run: Path) -> str:
     """Return a checksum of the final weights and of the losses of the last steps."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
+    losses = {row["step"]: row["loss"] for row in read_rows(run / "metrics.jsonl") if "loss" in row}
     weights = (run / "model" / "model.safetensors").read_bytes()
     return hashlib.sha256(weights + json.dumps(sorted(losses.items())).encode()).hexdigest()
 

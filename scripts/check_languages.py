@@ -7,10 +7,8 @@ from that of `AutoTokenizer`.
     python scripts/check_languages.py declaration.jsonl [--only layouts languages ids]
 """
 
-import argparse
 import contextlib
 import io
-import json
 import sys
 import tempfile
 import textwrap
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from iso639 import Lang
 from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
+from measure import parser_of, read_rows
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -40,33 +39,30 @@ SETTINGS: dict[str, dict[str, bool]] = {
     "stripped": {"lowercase": True, "strip_accents": True},
     "cased": {"lowercase": False},
 }
-# Codes that py3langid uses for members of a macrolanguage, by ISO 639-3 code.
-MEMBER_OF = {
-    "nob": "no", "nno": "nn", "cmn": "zh", "arb": "ar", "pes": "fa", "prs": "fa", "lvs": "lv", "ekk": "et", "zsm": "ms",
-    "zlm": "ms", "swh": "sw", "uzn": "uz", "azj": "az", "khk": "mn", "npi": "ne", "als": "sq", "plt": "mg", "quz": "qu",
-    "pbu": "ps", "ckb": "ku", "kmr": "ku", "ydd": "yi", "ory": "or",
-}  # fmt: skip
-ONE_LANGUAGE = [{"sr", "hr", "bs"}, {"el", "grc"}]  # Serbo-Croatian; Greek in polytonic spelling
+# Serbo-Croatian; Greek in polytonic spelling; Norwegian Bokmål
+ONE_LANGUAGE = [{"sr", "hr", "bs"}, {"el", "grc"}, {"no", "nb"}]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("texts", type=Path)
     checks = {"languages": check_languages, "layouts": check_layouts, "ids": check_ids}
     parser.add_argument("--only", nargs="+", choices=list(checks), default=list(checks))
     arguments = parser.parse_args()
-    rows = [json.loads(line) for line in arguments.texts.read_text(encoding="utf-8").splitlines()]
-    texts = {row["language"]: row["text"] for row in rows}
+    texts = {row["language"]: row["text"] for row in read_rows(arguments.texts)}
     failed = [name for name in arguments.only if not checks[name](texts)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 def code_of(name: str) -> str:
+    """Return the ISO 639-1 code of a language or of the macrolanguage it belongs to, else its ISO 639-3 code."""
     base = name.partition("_")[0]
     try:
-        return MEMBER_OF.get(base) or Lang(base).pt1 or base
+        language = Lang(base)
     except (DeprecatedLanguageValue, InvalidLanguageValue):
         return base
+    whole = language.macro()
+    return language.pt1 or (whole and whole.pt1) or base
 
 
 def check_languages(texts: dict[str, str]) -> bool:

@@ -6,8 +6,6 @@
 batch size, are forecast from a fit without them.
 """
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from measure import ROOT, Row, parser_of, read_rows
 from scipy.optimize import least_squares
 
 from bert_pretrain.plan import law
@@ -22,12 +21,11 @@ from bert_pretrain.plan.facts import Size
 from bert_pretrain.plan.law import Curve
 from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE
 
-RUNS = Path(__file__).resolve().parents[1] / "docs" / "measured_runs.jsonl"
+RUNS = ROOT / "docs" / "measured_runs.jsonl"
 START = Curve(2.4, 0.3, 0.25, 50.0, 0.0)
 # A lower bound: without long runs the fit does not determine the floor. Devlin et al. (2018, table 6) imply 2.5.
 MIN_FLOOR = 2.0
 ENGLISH_CONSTANTS = ("floor", "first", "power", "lost_steps")
-Row = dict[str, Any]
 
 
 def size_of(row: Row) -> Size:
@@ -140,16 +138,12 @@ def _of_language(rows: Sequence[Row], language: str) -> list[Row]:
     return [row for row in rows if (row["language"] == "zh") == (language == "zh")]
 
 
-def read(path: Path = RUNS) -> list[Row]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("runs", type=Path, nargs="?", default=RUNS)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
-    rows = read(options.runs)
+    rows = read_rows(options.runs)
     curves = fits(rows)
     for language, curve in curves.items():
         print(f'"{language}": {curve}')

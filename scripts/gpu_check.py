@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from measure import ROOT, Row, append_rows, package_command, parser_of, read_rows, table
+
 PartResult = tuple[list[Row], str]  # rows, and a remark on the outcome
-REPOSITORY = Path(__file__).resolve().parents[1]
 PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
+LENGTHS = (128, 512)
 BERT_VOCAB_SIZE = 30522
 PYDOC_VOCAB_SIZE = 8192
 AUTO_SECONDS = 240.0
@@ -49,27 +50,6 @@ print(json.dumps({
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of the command line."""
-
-    output: Path
-    work: Path
-    corpus: Path | None = None
-    device: str = "cuda"
-    is_small: bool = False  # tiny sizes, to test this script on a CPU
-    old: Path | None = None  # checkout of an older commit, also timed
-
-    def rows(self, name: str) -> Path:
-        return self.work / "rows" / f"{name}.jsonl"
-
-    def log(self, name: str) -> Path:
-        return self.work / "logs" / f"{name}.txt"
-
-    def data(self, length: int) -> Path:
-        return self.work / f"data-{length}"
-
-
-@dataclass(frozen=True)
 class Part:
     """One check or measurement."""
 
@@ -85,7 +65,7 @@ class Part:
 # ── the parts ──
 
 
-def make_parts(options: Options) -> list[Part]:
+def make_parts(options: argparse.Namespace) -> list[Part]:
     parts = [
         _examples(options),
         _tests(options),
@@ -96,113 +76,112 @@ def make_parts(options: Options) -> list[Part]:
         _profile(options),
     ]
     # A CPU is slower: with --small a limit only stops a part that hangs.
-    return [replace(part, limit=4 * part.limit, min_seconds=5.0) for part in parts] if options.is_small else parts
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a JSON lines file, without lines cut off by a kill; none if the file does not exist."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
+    return [replace(part, limit=4 * part.limit, min_seconds=5.0) for part in parts] if options.small else parts
 
 
 def _python(*arguments: object) -> str:
     return shlex.join([sys.executable, *map(str, arguments)])
 
 
-def _package(*arguments: object) -> str:
-    return _python("-m", "bert_pretrain", *arguments)
+def _package(*arguments: object, **settings: object) -> str:
+    data_settings = {f"data.{key}": value for key, value in settings.items()}
+    return shlex.join(package_command(*arguments, settings=data_settings))
 
 
-def _corpus(options: Options) -> tuple[Path, list[str]]:
+def _corpus(options: argparse.Namespace) -> tuple[Path, list[str]]:
     """Return the path of the text, and the Bash lines that write it if it is the documentation of Python."""
     if options.corpus is not None:
         return options.corpus, []
-    corpus = options.work / "pydoc.jsonl"
-    lines = [_python(REPOSITORY / "scripts" / "pydoc_corpus.py", corpus)]
-    if options.is_small:
-        lines.append(f"sed -i 120q {shlex.quote(str(corpus))}")
-    return corpus, [f"[ -s {shlex.quote(str(corpus))} ] || {{ {'; '.join(lines)}; }}"]
+    corpus: Path = options.work / "pydoc.jsonl"
+    name = shlex.quote(str(corpus))
+    write = _python(ROOT / "scripts" / "pydoc_corpus.py", corpus)
+    if options.small:
+        write += f"; sed -i 120q {name}"
+    return corpus, [f"[ -s {name} ] || {{ {write}; }}"]
+
+
+def _manifest(options: argparse.Namespace, length: int) -> Path:
+    manifest: Path = options.work / f"data-{length}" / "manifest.json"
+    return manifest
+
+
+def _log(work: Path, name: str) -> Path:
+    return work / "logs" / f"{name}.txt"
 
 
 # ── tests and examples ──
 
 
-def _tests(options: Options) -> Part:
+def _tests(options: argparse.Namespace) -> Part:
     # Only files with tests marked gpu: others import packages that a machine with a GPU may lack.
     gpu_mark = re.compile(r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", re.MULTILINE)
-    paths = sorted((REPOSITORY / "tests").rglob("test_*.py"))
-    marked = [path.relative_to(REPOSITORY) for path in paths if gpu_mark.search(path.read_text("utf-8"))]
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    marked = [path.relative_to(ROOT) for path in paths if gpu_mark.search(path.read_text("utf-8"))]
     parallel = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
     command = _python("-m", "pytest", "-m", "gpu", "-q", "--tb=short", "-p", "no:cacheprovider", *parallel, *marked)
-    log = options.log("tests")
 
     def read() -> PartResult:
-        last = log.read_text("utf-8").splitlines()[-1:]
+        last = _log(options.work, "tests").read_text("utf-8").splitlines()[-1:]
         return [], "".join(last).strip("= ")
 
     return Part("tests", "tests marked gpu", lambda _: command, 120, 30, read)
 
 
-def _examples(options: Options) -> Part:
+def _examples(options: argparse.Namespace) -> Part:
     corpus, lines = _corpus(options)
     size = PYDOC_VOCAB_SIZE if options.corpus is None else BERT_VOCAB_SIZE
-    if options.is_small:
-        size = 1000
+    size, copies = (1000, 1) if options.small else (size, 5)
     vocab = options.work / "vocab"
     lines.append(_package("vocab", corpus, "--output", vocab, "--vocab-size", size))
-    for length in (128, 512):
-        copies = 1 if options.is_small else 5
-        settings = ["--set", f"data.max_seq_length={length}", "--set", f"data.dupe_factor={copies}"]
-        lines.append(_package("make-data", corpus, "--vocab", vocab, "--output", options.data(length), *settings))
+    for length in LENGTHS:
+        folders = ("--vocab", vocab, "--output", _manifest(options, length).parent)
+        lines.append(_package("make-data", corpus, *folders, max_seq_length=length, dupe_factor=copies))
+
+    def read() -> PartResult:
+        rows = []
+        for length in LENGTHS:
+            shards = json.loads(_manifest(options, length).read_text("utf-8"))["splits"]["train"]["shards"]
+            counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+            rows.append({"max_seq_length": length, **counts})
+        return rows, ""
+
     title = f"examples of 128 and 512 tokens from {corpus.name}"
-    return Part("examples", title, lambda _: "\n".join(lines), 150, 20, lambda: _read_examples(options))
-
-
-def _read_examples(options: Options) -> PartResult:
-    rows = []
-    for length in (128, 512):
-        splits = json.loads((options.data(length) / "manifest.json").read_text("utf-8"))["splits"]
-        shards = splits["train"]["shards"]
-        counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
-        rows.append({"max_seq_length": length, **counts})
-    return rows, ", ".join(f"{row['rows']:,} of {row['max_seq_length']}" for row in rows)
+    return Part("examples", title, lambda _: "\n".join(lines), 150, 20, read)
 
 
 # ── speed ──
 
 
-def _measured(options: Options, name: str, script: str, size: str, length: int, examples: int, *more: object) -> Part:
+def _measured(
+    options: argparse.Namespace, name: str, script: str, size: str, length: int, examples: int, *more: object
+) -> Part:
     """Return a part that runs `bench_train.py` or `gpu_profile.py`."""
-    size = "1x64" if options.is_small else size
-    shape = ["--examples", 8] if options.is_small else ["--examples", examples, "--vocab-size", BERT_VOCAB_SIZE]
-    command = _python(
-        REPOSITORY / "scripts" / script, options.data(length), "--size", size, "--device", options.device,
-        "--json", options.rows(name), *shape, *more,
-    )  # fmt: skip
+    shape: list[object] = ["--examples", examples, "--vocab-size", BERT_VOCAB_SIZE]
+    if options.small:
+        size, shape = "1x64", ["--examples", 8]
+    needs = _manifest(options, length)
+    rows = options.work / "rows" / f"{name}.jsonl"
+    shared = ["--size", size, "--device", options.device, "--json", rows, *shape]
+    command = _python(ROOT / "scripts" / script, needs.parent, *shared, *more)
     title = f"{name.partition('-')[0]} of L{size.replace('x', '-H')} at {length}"
-    needs = options.data(length) / "manifest.json"
-    return Part(name, title, lambda _: command, 140, 40, lambda: (read_rows(options.rows(name)), ""), needs)
+    return Part(name, title, lambda _: command, 140, 40, lambda: (read_rows(rows), ""), needs)
 
 
-def _bench(options: Options, name: str, size: str, length: int, examples: int) -> Part:
+def _bench(options: argparse.Namespace, name: str, size: str, length: int, examples: int) -> Part:
     old = [] if options.old is None else ["--old", options.old, "--peers", "compiled"]
-    pairs = 2 if options.is_small else 7
+    pairs = 2 if options.small else 7
     return _measured(options, name, "bench_train.py", size, length, examples, "--pairs", pairs, "--dropout", 0, *old)
 
 
-def _profile(options: Options) -> Part:
+def _profile(options: argparse.Namespace) -> Part:
     part = _measured(options, "profile", "gpu_profile.py", "12x768", 128, 256, "--output", options.output)
     return replace(part, limit=80, min_seconds=30)
 
 
-def _auto(options: Options) -> Part:
+def _auto(options: argparse.Namespace) -> Part:
     corpus, lines = _corpus(options)
     run = options.work / "auto"
-    budget = 150.0 if options.is_small else AUTO_SECONDS
-    overhead = 5.0 if options.is_small else AUTO_OVERHEAD_SECONDS
+    budget, overhead = (150.0, 5.0) if options.small else (AUTO_SECONDS, AUTO_OVERHEAD_SECONDS)
 
     def script(seconds: float) -> str:
         time = f"{max(min(budget, seconds - overhead), 1.0):.0f}s"
@@ -210,7 +189,7 @@ def _auto(options: Options) -> Part:
         return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
 
     def read() -> PartResult:
-        forecast = re.findall(r"^forecast: (.*)", options.log("auto").read_text("utf-8"), re.MULTILINE)
+        forecast = re.findall(r"^forecast: (.*)", _log(options.work, "auto").read_text("utf-8"), re.MULTILINE)
         return [{**_read_run(run / "train"), "forecast": forecast[-1] if forecast else None}], ""
 
     title = f"run auto for {budget:.0f} s"
@@ -240,16 +219,20 @@ class Results:
 
     def __init__(self, folder: Path, work: Path) -> None:
         self.rows: list[Row] = []
-        self.folder, self.work = folder, work
+        self.folder = folder
+        self.work = work
         (folder / "results.jsonl").write_text("", encoding="utf-8")
 
     def add(self, part: str, kind: str, row: Row) -> None:
         row = {"part": part, "kind": kind, **row}
         row = json.loads(json.dumps(row), parse_constant=lambda _: None)  # NaN and infinity become null
         self.rows.append(row)
-        with (self.folder / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        append_rows(self.folder / "results.jsonl", [row])
         (self.folder / "results.md").write_text(markdown(self.rows), encoding="utf-8")
+
+    def add_part(self, part: Part, outcome: str, seconds: float | None = None) -> None:
+        print(f"   {part.title}: {outcome}", flush=True)
+        self.add(part.name, "part", {"title": part.title, "outcome": outcome, "seconds": seconds})
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -263,13 +246,10 @@ def markdown(rows: Sequence[Row]) -> str:
         else:
             title = "how the parts ended" if row["kind"] == "part" else row["part"]
             tables.setdefault((title, *shown), []).append(shown)
-    blocks += [f"**{title}**\n\n{_table(keys, group)}" for (title, *keys), group in tables.items()]
+    for (title, *keys), group in tables.items():
+        cells = [[_cell(row[key]) for key in keys] for row in group]
+        blocks.append(f"**{title}**\n\n{table([key.replace('_', ' ') for key in keys], cells)}")
     return "\n\n".join(blocks) + "\n"
-
-
-def _table(keys: Sequence[str], rows: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(_cell(row[key]) for key in keys) + " |" for row in rows)])
 
 
 def _cell(value: Any) -> str:
@@ -284,7 +264,8 @@ def _cell(value: Any) -> str:
 
 
 def main() -> int:
-    options, limit, chosen = parse_arguments()
+    options = parse_arguments()
+    chosen = {"examples", *options.parts}
     begin = time.monotonic()
     results = Results(options.output, options.work)
     machine = machine_row()
@@ -294,7 +275,7 @@ def main() -> int:
         print("no CUDA device found; nothing was checked", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    deadline = begin + limit - 5.0  # time to write the results
+    deadline = begin + options.limit - 5.0  # time to write the results
     statuses: dict[str, int] = {}
     try:
         for part in make_parts(options):
@@ -307,9 +288,8 @@ def main() -> int:
     return statuses.get("tests", 0)
 
 
-def parse_arguments() -> tuple[Options, float, set[str]]:
-    """Return the options, the limit in seconds, and the names of the parts to run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("output", type=Path, nargs="?", metavar="FOLDER", help="for the results; a new one by default")
     default = float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
     limit_help = f"seconds in total; default: $GPU_CHECK_LIMIT or {DEFAULT_LIMIT:.0f}"
@@ -320,19 +300,18 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
     parser.add_argument("--work", type=Path, help="folder for examples and runs; existing examples are reused")
     parser.add_argument("--old", type=Path, help="checkout of an older commit, to time next to this one")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    output = args.output or Path(tempfile.mkdtemp(prefix="gpu-check-"))
-    work = args.work or Path(tempfile.mkdtemp(prefix="gpu-check-work-"))
-    for folder in (output, work / "rows", work / "logs"):
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)  # to test this script on a CPU
+    options = parser.parse_args()
+    options.output = options.output or Path(tempfile.mkdtemp(prefix="gpu-check-"))
+    options.work = options.work or Path(tempfile.mkdtemp(prefix="gpu-check-work-"))
+    for name in ("output", "work", "corpus", "old"):
+        path = getattr(options, name)
+        setattr(options, name, path and path.resolve())
+    for folder in (options.output, options.work / "rows", options.work / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
-    for stale in (work / "rows").glob("*.jsonl"):
+    for stale in (options.work / "rows").glob("*.jsonl"):
         stale.unlink()
-    options = Options(
-        output.resolve(), work.resolve(), args.corpus and args.corpus.resolve(), args.device,
-        is_small=args.small, old=args.old and args.old.resolve(),
-    )  # fmt: skip
-    return options, args.limit, {"examples", *args.parts}
+    return options
 
 
 def machine_row() -> Row:
@@ -358,20 +337,16 @@ def _output_of(command: Sequence[str]) -> str | None:
 def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:
     """Run a part in a new process group, and add its outcome and its rows to the results."""
     allowed = min(part.limit, deadline - time.monotonic())
-    reason = ""
     if allowed < part.min_seconds:
-        reason = "not run: no time left"
-    elif part.needs is not None and not part.needs.exists():
-        reason = "not run: there are no examples"
-    if reason:
-        print(f"== {part.title}: {reason}", flush=True)
-        results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
+        results.add_part(part, "not run: no time left")
+        return
+    if part.needs is not None and not part.needs.exists():
+        results.add_part(part, "not run: there are no examples")
         return
     print(f"== {part.title} (at most {allowed:.0f} s)", flush=True)
-    log = results.work / "logs" / f"{part.name}.txt"
     begin = time.monotonic()
     outcome = "stopped from outside"
-    with log.open("wb") as file:
+    with _log(results.work, part.name).open("wb") as file:
         # No new session, so that killing the session of this script also ends the part.
         process = subprocess.Popen(
             ["bash", "-ec", part.script(allowed)], stdout=file, stderr=subprocess.STDOUT, process_group=0
@@ -389,7 +364,7 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
     finally:
         _signal(process, signal.SIGKILL)  # remaining processes, so that the GPU is free for the next part
         process.wait()
-        finish(part, log, time.monotonic() - begin, outcome, results)
+        finish(part, time.monotonic() - begin, outcome, results)
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
@@ -397,20 +372,18 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def finish(part: Part, log: Path, seconds: float, outcome: str, results: Results) -> None:
+def finish(part: Part, seconds: float, outcome: str, results: Results) -> None:
     """Add the results of a part, save its log, and print the end of the log if it failed."""
     try:
         rows, remark = part.read()
     except Exception as error:  # a part that was stopped may leave any file incomplete
         rows, remark = [], f"its results cannot be read: {type(error).__name__}: {error}"
-    ended = f"{outcome}; {remark}" if remark else outcome
-    results.add(part.name, "part", {"title": part.title, "outcome": ended, "seconds": seconds})
+    results.add_part(part, f"{outcome}; {remark}" if remark else outcome, seconds)
     for row in rows:
         results.add(part.name, "result", row)
-    output = log.read_text(encoding="utf-8", errors="replace")
+    output = _log(results.work, part.name).read_text(encoding="utf-8", errors="replace")
     with (results.folder / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"== {part.title}: {outcome} after {seconds:.0f} s\n{output[-400_000:]}\n")
-    print(f"   {part.title}: {ended} after {seconds:.0f} s", flush=True)
     if outcome != "done":
         print("\n".join("   | " + line[:200] for line in output.splitlines()[-15:]), flush=True)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_train import Recipe, add_step_arguments, append_json, build, device_name, step_times
+from bench_train import Recipe, add_step_arguments, build, device_name, step_times, wait_for
+from measure import append_rows, parser_of
 
 MAX_TRACE_BYTES = 10 * 2**20
 TEXT_KERNELS, JSON_KERNELS = 40, 12  # kernels listed in profile.txt and in --json, the longest first
@@ -34,7 +35,7 @@ KINDS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for profile.txt and profile-trace.json.gz")
     parser.add_argument("--steps", type=int, default=5)
     add_step_arguments(parser, examples=256, dropout=0.0)
@@ -64,8 +65,7 @@ def profile(arguments: argparse.Namespace) -> None:
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(arguments.steps):
             step.take(batches[0])
-        if recipe.device.type == "cuda":
-            torch.cuda.synchronize(recipe.device)
+        wait_for(recipe.device)
     profiler.export_chrome_trace(str(trace))
     rows = summarize(events_of(json.loads(trace.read_text())), arguments.steps)
     rows[0]["step_seconds"] = seconds
@@ -77,8 +77,9 @@ def profile(arguments: argparse.Namespace) -> None:
     text = as_text(rows, title)
     (arguments.output / "profile.txt").write_text(text, encoding="utf-8")
     print(text[: text.index("\n\nkernel")])
-    kernels = [row for row in rows if "kernel" in row]
-    append_json(arguments.json, [row for row in rows if row not in kernels[JSON_KERNELS:]])
+    if arguments.json is not None:
+        kernels = [row for row in rows if "kernel" in row]
+        append_rows(arguments.json, [row for row in rows if row not in kernels[JSON_KERNELS:]])
 
 
 def events_of(trace: dict[str, Any]) -> list[Event]:

@@ -6,7 +6,6 @@ are parsed, not imported.
     python scripts/pydoc_corpus.py data/pydoc.jsonl
 """
 
-import argparse
 import ast
 import inspect
 import json
@@ -15,6 +14,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data import topics
+
+from measure import parser_of
 
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
 DOCUMENTED_NODES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,7 +42,7 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("output", type=Path, nargs="?", default=Path("data/pydoc.jsonl"))
     output: Path = parser.parse_args().output
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 from bert_pretrain.plan import law
 from scripts import fit_law
 
-RUNS = fit_law.read()
+RUNS = fit_law.read_rows(fit_law.RUNS)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
