@@ -27,7 +27,12 @@ class Layer(NamedTuple):
     tree: dict[str, Any]
     places: dict[str, str]  # the file and line, or the flag, where each key such as `train.peak_lr` is set
 
-    def set(self, key: str, value: object, where: str) -> None:
+    def set(
+        self,
+        key: str,
+        value: object,
+        where: str,
+    ) -> None:
         """Set a key, or all keys of a section."""
         section, _, name = key.partition(".")
         self.places.setdefault(section, where)

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 class UserError(Exception):
     """An error in three parts: what is wrong, where (the file, key or flag), and the remedy, shown as a hint."""
 
-    def __init__(self, what: str, *, where: str, remedy: str) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        remedy: str,
+    ) -> None:
         super().__init__(what, where, remedy)
         self.what, self.where, self.remedy = what, where, remedy
 
@@ -62,7 +68,13 @@ def first_problem(error: "ValidationError") -> str:
 
 
 @contextlib.contextmanager
-def needs_extra(extra: str, purpose: str, *, where: str, otherwise: str = "") -> Iterator[None]:
+def needs_extra(
+    extra: str,
+    purpose: str,
+    *,
+    where: str,
+    otherwise: str = "",
+) -> Iterator[None]:
     """Raise ConfigError if an import inside this context fails because an extra of `bert-pretrain` is missing.
 
     `purpose` is the plural noun that needs it, such as "pictures".

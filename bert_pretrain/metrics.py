@@ -33,12 +33,18 @@ def read_metrics(run: Path) -> Metrics:
     path = run / METRICS
     remedy = "name a folder written by 'bert-pretrain train'"
     if not path.is_file():
-        remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
-        raise DataError(f"{run} has no {METRICS}", where="RUN", remedy=remedy)
+        raise DataError(
+            f"{run} has no {METRICS}",
+            where="RUN",
+            remedy=did_you_mean(run, ("train", "train/*"), path.name) or remedy,
+        )
     recorded = value_of(manifest.read_record(run), "metrics") if (run / manifest.MANIFEST).is_file() else None
     if recorded is not None and (damage := damage_of_files(run, {METRICS: recorded})):
-        remedy = "restore the file, or copy it alone into another folder to read it as it is"
-        raise DataError(f"the metrics were changed after the end of the run: {damage}", where=str(path), remedy=remedy)
+        raise DataError(
+            f"the metrics were changed after the end of the run: {damage}",
+            where=str(path),
+            remedy="restore the file, or copy it alone into another folder to read it as it is",
+        )
     lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # incomplete: the run is writing it, or was killed
@@ -49,8 +55,11 @@ def read_metrics(run: Path) -> Metrics:
         try:
             records.append(_Line.model_validate_json(line).model_dump(exclude={"time", "host", "job"}))
         except ValidationError as error:
-            what = f"not a line of metrics: {first_problem(error)}"
-            raise DataError(what, where=f"{path}:{number}", remedy=remedy) from error
+            raise DataError(
+                f"not a line of metrics: {first_problem(error)}",
+                where=f"{path}:{number}",
+                remedy=remedy,
+            ) from error
     return records
 
 

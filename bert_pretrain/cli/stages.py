@@ -156,10 +156,22 @@ def train(
     init_folder = None if init_from is None else bert_folder(init_from, "--init-from")
     options: dict[str, Any] = {"init_from": init_folder, "carry_optimizer": carry_optimizer, "overwrite": overwrite}
     data_folder = local_path(data, "--data")
-    check_inputs(loaded, data_folder, run_folder, **options, verify=verify)  # before the import of torch
+    check_inputs(
+        loaded,
+        data_folder,
+        run_folder,
+        **options,
+        verify=verify,
+    )  # before the import of torch
     from bert_pretrain.train.run import train as run_train
 
-    run_train(loaded, data_folder, run_folder, **options, dry_run=dry_run)
+    run_train(
+        loaded,
+        data_folder,
+        run_folder,
+        **options,
+        dry_run=dry_run,
+    )
 
 
 def run(

@@ -15,7 +15,12 @@ UNSEEN_COUNT = 0.1  # added to the count of each token, so that the logarithm of
 DOCUMENT_CORRELATION = 0.03  # of correct predictions in one document: mean of three models, 1,302 pairs, 27 documents
 
 
-def with_error(accuracy: float, examples: float | None, documents: float | None, form: str = ".1%") -> str:
+def with_error(
+    accuracy: float,
+    examples: float | None,
+    documents: float | None,
+    form: str = ".1%",
+) -> str:
     """Format an accuracy, with its standard error if it is computed from fewer than 500 independent examples.
 
     The examples of one document are correlated, so they count less (Kish, 1965: the design effect of clusters).

@@ -18,7 +18,12 @@ from bert_pretrain.text.tokenizer import Tokenizer
 _BLOCK_ROWS = 2048  # bounds memory; another value gives other masks
 
 
-def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator) -> Examples:
+def mask_examples(
+    examples: Examples,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    rng: np.random.Generator,
+) -> Examples:
     """Return the examples with masks, and without `starts_word`.
 
     Whole-word masking takes word starts from `examples.starts_word` or, if it is None, from all tokens without `##`.

@@ -60,7 +60,12 @@ def pad(examples: Examples, pad_id: int, length: int) -> dict[str, Tensor]:
     """Return masked examples as arguments of `transformers.BertForPreTraining`, see `DataFolder.loader`."""
     assert examples.masks is not None
 
-    def padded(fill: int, offsets: np.ndarray, positions: np.ndarray, values: Any) -> Tensor:
+    def padded(
+        fill: int,
+        offsets: np.ndarray,
+        positions: np.ndarray,
+        values: Any,
+    ) -> Tensor:
         matrix = np.full((len(examples), length), fill, dtype=np.int64)
         matrix[ragged.lists_of(offsets), positions] = values
         return torch.from_numpy(matrix)

@@ -56,7 +56,12 @@ class ExampleSequence:
             count -= len(rows)
         return parts
 
-    def _permutation(self, size: int, purpose: str, **coordinates: int) -> np.ndarray:
+    def _permutation(
+        self,
+        size: int,
+        purpose: str,
+        **coordinates: int,
+    ) -> np.ndarray:
         if self._seed is None:
             return np.arange(size)
         return rng.stream(self._seed, purpose, **coordinates).permutation(size)

@@ -62,9 +62,11 @@ class Answer(Task):
                         where = f"{source.location}: question {question.get('id')}"
                         rows.append(Example(len(rows), where, {"context": paragraph["context"], **question}))
         except (KeyError, TypeError, AttributeError) as error:
-            what = f"the file is not in SQuAD's format: {type(error).__name__} {error}"
-            remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
-            raise InputError(what, where=source.location, remedy=remedy) from error
+            raise InputError(
+                f"the file is not in SQuAD's format: {type(error).__name__} {error}",
+                where=source.location,
+                remedy="write data > paragraphs > context, qas > id, question, answers > text, answer_start",
+            ) from error
         return rows
 
     def model_config(self) -> dict[str, Any]:
@@ -135,10 +137,20 @@ class Answer(Task):
         tokens = zip(encoding.sequence_ids, encoding.offsets, strict=True)
         return [characters if sequence == 1 else None for sequence, characters in tokens]
 
-    def targets_of(self, label: list[TrueAnswer], positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+    def targets_of(
+        self,
+        label: list[TrueAnswer],
+        positions: Sequence[Any],
+        num_tokens: int,
+    ) -> dict[str, Any]:
         return dict(zip(("start_positions", "end_positions"), _answer_positions(positions, label), strict=True))
 
-    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Prediction]:
+    def decode(
+        self,
+        examples: list[Example],
+        windows: list[Window],
+        logits: Any,
+    ) -> list[Prediction]:
         spans: list[list[Span]] = [[] for _ in examples]
         null_scores = [math.inf] * len(examples)
         max_tokens = self.settings.max_answer_length or 30  # the default of BERT's SQuAD code
@@ -185,7 +197,12 @@ def cut(context: str, begin: int, end: int) -> str:
     return context[begin:end]
 
 
-def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[Span]:
+def best_spans(
+    positions: Any,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    max_tokens: int,
+) -> list[Span]:
     """Return the `N_BEST` best spans of one window from its start and end logits, which may be followed by padding.
 
     `positions` has the context characters [begin, end) of each position, None outside the context.

@@ -11,7 +11,10 @@ from bert_pretrain.text.normalization import mostly_without_blanks, words_patter
 
 
 def fit_and_predict_tfidf(
-    train: Sequence[Sequence[str]], labels: Sequence[Any], rows: Sequence[Sequence[str]], classes: Sequence[str]
+    train: Sequence[Sequence[str]],
+    labels: Sequence[Any],
+    rows: Sequence[Sequence[str]],
+    classes: Sequence[str],
 ) -> np.ndarray:
     """Fit a linear model on TF-IDF features of the training rows, and return its predictions for `rows`.
 
@@ -52,7 +55,13 @@ def most_frequent_tags(
     return [[best.get(word, default) for word in words] for words in rows]
 
 
-def is_clearly_better(score: float, baseline: float, num_rows: int, *, num_errors: float = 2.0) -> bool:
+def is_clearly_better(
+    score: float,
+    baseline: float,
+    num_rows: int,
+    *,
+    num_errors: float = 2.0,
+) -> bool:
     """Return whether a score exceeds a baseline by more than `num_errors` standard errors of the baseline.
 
     The standard error is that of a proportion of `num_rows` rows; the baseline is clipped to [0, 1] for it.

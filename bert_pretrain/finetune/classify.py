@@ -80,7 +80,12 @@ class Classify(Task):
             raise row.unusable("the label is '-' (annotators disagree)")
         return name
 
-    def _class_of(self, label: Any, row: Example, source: LabelledInput) -> str:
+    def _class_of(
+        self,
+        label: Any,
+        row: Example,
+        source: LabelledInput,
+    ) -> str:
         if isinstance(label, ClassName):
             return label
         if isinstance(label, float) and label.is_integer():
@@ -107,8 +112,11 @@ class Classify(Task):
             return
         for example in train + others:
             if example.label is not None and isinstance(example.label, list) != self.has_lists:
-                what = f"the label {example.label!r} is {'not ' * self.has_lists}a list, unlike those of other rows"
-                raise InputError(what, where=example.where, remedy='write ["name", ...] in every row, [] for no label')
+                raise InputError(
+                    f"the label {example.label!r} is {'not ' * self.has_lists}a list, unlike those of other rows",
+                    where=example.where,
+                    remedy='write ["name", ...] in every row, [] for no label',
+                )
         super().set_labels(train, others)
 
     def target_of(self, label: Any) -> Any:
@@ -117,7 +125,12 @@ class Classify(Task):
             return (label - self.label_mean) / self.label_deviation
         return self.labels.index(label) if label in self.labels else IGNORE_INDEX
 
-    def targets_of(self, label: Any, positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+    def targets_of(
+        self,
+        label: Any,
+        positions: Sequence[Any],
+        num_tokens: int,
+    ) -> dict[str, Any]:
         return {"labels": self.target_of(label)}
 
     def model_config(self) -> dict[str, Any]:
@@ -130,7 +143,12 @@ class Classify(Task):
         texts = [tuple(each.inputs.values()) if each.inputs.get("pair") else each.inputs["text"] for each in examples]
         return self.encode_texts(texts, max_length=self.settings.max_length, strategy="longest_first")
 
-    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
+    def decode(
+        self,
+        examples: list[Example],
+        windows: list[Window],
+        logits: Any,
+    ) -> list[Any]:
         """Return the probabilities (classes,) of each example, or its predicted value in a regression."""
         order = np.argsort([window.example for window in windows])  # each example has one window
         rows = np.asarray(logits, dtype=np.float64)[order]

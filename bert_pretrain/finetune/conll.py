@@ -101,7 +101,13 @@ def columns_of(sentences: Sequence[Sequence[Line]], settings: Settings) -> Colum
         word = int(settings.tokens_field) - 1
     if settings.tags_field.isdecimal():
         tag = int(settings.tags_field) - 1
-    return Columns(width, word, -1 if tag == width - 1 else tag, is_counted, tag < width and is_bio[tag])
+    return Columns(
+        width,
+        word,
+        -1 if tag == width - 1 else tag,
+        is_counted,
+        tag < width and is_bio[tag],
+    )
 
 
 def _counts(sentence: Sequence[Sequence[str]]) -> bool:

@@ -48,8 +48,11 @@ class FinetunedBert:
         names = settings.get("architectures")
         class_name = str(names[0])[:80] if isinstance(names, list) and names else "model without a class"
         if class_name not in _HEADS:
-            what = f"{folder} is a {class_name}, which has no head for a task"
-            raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
+            raise DataError(
+                f"{folder} is a {class_name}, which has no head for a task",
+                where="MODEL",
+                remedy=f"fine-tune it first, or {_REMEDY}",
+            )
         task, layer = _HEADS[class_name]
         required = ("bert.pooler",) if task == "classify" else ()
         bert = open_bert(folder, config, required, max_length=max_length)
@@ -57,15 +60,31 @@ class FinetunedBert:
         bias = bert.unused.get(f"{layer}.bias")
         hidden = bert.network.config.hidden_size
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
-            what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
-            raise DataError(what, where="MODEL", remedy=_REMEDY)
+            raise DataError(
+                f"{folder} has no layer '{layer}' for a hidden size of {hidden}",
+                where="MODEL",
+                remedy=_REMEDY,
+            )
         labels = [] if task == "answer" else _labels_of(settings, task, len(bias), folder / CONFIG)
         is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
         weight = weight.to(bert.device).float()
         bias = bias.to(bert.device).float()
-        return FinetunedBert(bert, task, labels, weight, bias, is_multi_label)
+        return FinetunedBert(
+            bert,
+            task,
+            labels,
+            weight,
+            bias,
+            is_multi_label,
+        )
 
-    def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
+    def logits(
+        self,
+        windows: Sequence[Window],
+        bar: Any,
+        num_rows: int,
+        batch_tokens: int | None = None,
+    ) -> Any:
         """Return the float32 outputs of the head for every window, in order, and advance the bar by `num_rows`.
 
         The result is a list of (outputs,) for `classify`, a list of (tokens, outputs) for `tag`, or the start and end
@@ -85,7 +104,13 @@ class FinetunedBert:
         def on_batch(rows: np.ndarray) -> None:
             bar.update(len(rows) * rows_per_window)
 
-        outputs = self.bert.run(sequences, head, num_outputs, on_batch, batch_tokens)
+        outputs = self.bert.run(
+            sequences,
+            head,
+            num_outputs,
+            on_batch,
+            batch_tokens,
+        )
         if self.task == "classify":
             return list(outputs)
         parts = np.split(outputs, sequences.offsets[1:-1])
@@ -94,7 +119,12 @@ class FinetunedBert:
         return [part[:, 0] for part in parts], [part[:, 1] for part in parts]
 
 
-def _labels_of(settings: Mapping[str, Any], task: str, num_outputs: int, path: Path) -> list[str]:
+def _labels_of(
+    settings: Mapping[str, Any],
+    task: str,
+    num_outputs: int,
+    path: Path,
+) -> list[str]:
     """Return the names of the classes or tags in `config.json`, or an empty list for regression."""
     problem_type = settings.get("problem_type")
     is_one_number = num_outputs == 1 and problem_type != "multi_label_classification"
@@ -104,6 +134,9 @@ def _labels_of(settings: Mapping[str, Any], task: str, num_outputs: int, path: P
     names = settings.get("id2label", default_names)
     is_complete = isinstance(names, dict) and names.keys() == default_names.keys()
     if not is_complete or not all(isinstance(label, str) for label in names.values()):
-        what = f"id2label does not name the {num_outputs} outputs of the head"
-        raise DataError(what, where=str(path), remedy="restore the file from a copy")
+        raise DataError(
+            f"id2label does not name the {num_outputs} outputs of the head",
+            where=str(path),
+            remedy="restore the file from a copy",
+        )
     return [names[index] for index in default_names]

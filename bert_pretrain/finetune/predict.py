@@ -66,14 +66,20 @@ def predict(
         DataError: the model folder is damaged, or has no head for one of the tasks.
     """
     if output.suffix not in _TASK_BY_SUFFIX:
-        what = f"'{output.name}' has an unknown file format"
-        raise ConfigError(what, where="--output", remedy=f"{_REMEDY} or .csv")
+        raise ConfigError(
+            f"'{output.name}' has an unknown file format",
+            where="--output",
+            remedy=f"{_REMEDY} or .csv",
+        )
     check_output_file(output, [location])
     changes = {name: value for name, value in (changes or {}).items() if value is not None}
     finetuned = FinetunedBert.open(model, config, changes.get("max_length"))
     if (only_task := _TASK_BY_SUFFIX[output.suffix]) not in ("", finetuned.task):
-        what = f"{output.suffix} is for the task '{only_task}', but the task of the model is '{finetuned.task}'"
-        raise ConfigError(what, where="--output", remedy=_REMEDY)
+        raise ConfigError(
+            f"{output.suffix} is for the task '{only_task}', but the task of the model is '{finetuned.task}'",
+            where="--output",
+            remedy=_REMEDY,
+        )
     task = _open_task(model, finetuned, changes)
     examples = task.read(LabelledInput(location, INPUT, **reading, skip_unusable=skip_empty))
     _check_rows(examples, output)
@@ -113,8 +119,11 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     """Return the task of a model, with the settings of its fine-tuning if the folder has them."""
     for name in changes:
         if name not in _CHANGEABLE[finetuned.task]:
-            what = f"{flag_of(name)} has no effect for a model of the task '{finetuned.task}'"
-            raise ConfigError(what, where=flag_of(name), remedy="remove it")
+            raise ConfigError(
+                f"{flag_of(name)} has no effect for a model of the task '{finetuned.task}'",
+                where=flag_of(name),
+                remedy="remove it",
+            )
     manifest = read_record(model)
     settings = Settings()
     if manifest.get("kind") == KIND:
@@ -125,9 +134,11 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
             settings = TypeAdapter(Settings).validate_python({name: saved[name] for name in names})
         except (KeyError, TypeError, AttributeError, ValidationError) as error:
             wrong = first_problem(error) if isinstance(error, ValidationError) else "they are missing"
-            what = f"the manifest has no valid settings of a fine-tuning: {wrong}"
-            remedy = "restore the file from a copy, or remove it to predict with the default settings"
-            raise DataError(what, where=str(model / MANIFEST), remedy=remedy) from error
+            raise DataError(
+                f"the manifest has no valid settings of a fine-tuning: {wrong}",
+                where=str(model / MANIFEST),
+                remedy="restore the file from a copy, or remove it to predict with the default settings",
+            ) from error
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)

@@ -73,11 +73,17 @@ class LabelledInput:
 
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMATS):
-            remedy = f"choose one of {', '.join(FORMATS)}"
-            raise ConfigError(f"unknown format '{self.format}'", where="--format", remedy=remedy)
+            raise ConfigError(
+                f"unknown format '{self.format}'",
+                where="--format",
+                remedy=f"choose one of {', '.join(FORMATS)}",
+            )
         if self.columns and not self.is_delimited:
-            remedy = "remove --columns, or pass --format csv or --format tsv"
-            raise InputError("--columns is only for CSV and TSV", where=self.name, remedy=remedy)
+            raise InputError(
+                "--columns is only for CSV and TSV",
+                where=self.name,
+                remedy="remove --columns, or pass --format csv or --format tsv",
+            )
 
     @property
     def name(self) -> str:
@@ -111,8 +117,11 @@ class LabelledInput:
     def skip_row(self, error: UnusableRow) -> None:
         """Record an unusable row if `skip_unusable` is set. Otherwise raise InputError."""
         if not self.skip_unusable:
-            remedy = f"{error.remedy}; or skip all unusable rows with --skip-empty"
-            raise InputError(error.what, where=error.where, remedy=remedy) from error
+            raise InputError(
+                error.what,
+                where=error.where,
+                remedy=f"{error.remedy}; or skip all unusable rows with --skip-empty",
+            ) from error
         self.errors.append(error)
         self.note(f"rows skipped because {error.what}", error.where)
 
@@ -121,8 +130,11 @@ class LabelledInput:
         num_errors = len(self.errors)
         if self.flag != INPUT and num_errors > num_usable:
             first = self.errors[0]
-            what = f"{first.what}; {num_errors:,} of {num_errors + num_usable:,} rows cannot be used"
-            raise InputError(what, where=first.where, remedy=first.remedy)
+            raise InputError(
+                f"{first.what}; {num_errors:,} of {num_errors + num_usable:,} rows cannot be used",
+                where=first.where,
+                remedy=first.remedy,
+            )
         if self.notes:
             print(f"{self.name}: {'; '.join(describe_reasons(self.notes))}")
         if not num_usable:
@@ -133,7 +145,18 @@ class LabelledInput:
         if not is_url(self.location) and not Path(self.location).is_file():
             raise InputError("no such file or folder", where=self.location, remedy="check the path; pipes are not read")
         config = DataConfig(encoding=self.encoding, sentence_splitter="lines")
-        (file,) = examined([Source(self.location, format_, None, "", boundary="file")], config)
+        (file,) = examined(
+            [
+                Source(
+                    self.location,
+                    format_,
+                    None,
+                    "",
+                    boundary="file",
+                )
+            ],
+            config,
+        )
         if self.encoding == AUTO:
             self.encoding = file.encoding  # an input may be opened twice: print the encoding once
             if file.encoding != UTF8:
@@ -173,9 +196,11 @@ def _records(source: LabelledInput, text_field: str | None, counts: Counter[str]
     if kind == "txt" and text_field is not None:
         return _text_records(source, text_field)
     if kind in ("", "conll", "txt"):
-        what = f"'{source.location}' has an unknown file format, or one that is not for this task"
-        remedy = f"pass --format ({', '.join(FORMATS)}); see docs/finetuning.md"
-        raise InputError(what, where=source.name, remedy=remedy)
+        raise InputError(
+            f"'{source.location}' has an unknown file format, or one that is not for this task",
+            where=source.name,
+            remedy=f"pass --format ({', '.join(FORMATS)}); see docs/finetuning.md",
+        )
     file = source.open("jsonl" if kind == "json" else kind)
     # CSV rows with extra fields are refused: an unquoted comma may have split many texts.
     records = read_records(ByteRange(file), counts, header=source.columns, any_width=kind == "tsv")
@@ -186,8 +211,11 @@ def _dataset_records(source: LabelledInput) -> Iterable[Record]:
     splits = open_dataset(source.location)
     names = [name for name in ("", *_SPLITS[source.flag]) if name in splits]  # "": no splits, or a named one
     if not names:
-        remedy = f"choose one: {choices(source.location, list(splits))}"
-        raise InputError(f"the dataset has the splits {', '.join(splits)}", where=source.name, remedy=remedy)
+        raise InputError(
+            f"the dataset has the splits {', '.join(splits)}",
+            where=source.name,
+            remedy=f"choose one: {choices(source.location, list(splits))}",
+        )
     return dataset_records(ByteRange(Source(source.location, "dataset", None, "")), splits[names[0]])
 
 
@@ -195,7 +223,10 @@ def _text_records(source: LabelledInput, text_field: str) -> Iterable[Record]:
     file = source.open("txt")
     if sample_text(file).startswith("__label__"):
         command = r"sed -E 's/^__label__([^ ]+) /\1\t/' FILE > FILE.tsv"
-        remedy = f"make a table with {command}, and pass --columns label,{text_field}"
-        raise InputError("the format of fastText is not supported", where=source.name, remedy=remedy)
+        raise InputError(
+            "the format of fastText is not supported",
+            where=source.name,
+            remedy=f"make a table with {command}, and pass --columns label,{text_field}",
+        )
     for line, position in read_lines(ByteRange(file), Counter(), strict=True):
         yield {text_field: line.removesuffix("\r")}, position

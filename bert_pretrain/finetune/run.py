@@ -87,8 +87,11 @@ def finetune(
     with out.open(overwrite=overwrite) as state:
         if state is OutputState.COMPLETE:
             if damage := files.damage_of_folder(output):
-                remedy = "restore it from a copy, or fine-tune again with --overwrite (renames the old folder)"
-                raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
+                raise DataError(
+                    f"{output} is damaged: {damage}",
+                    where="--output",
+                    remedy="restore it from a copy, or fine-tune again with --overwrite (renames the old folder)",
+                )
             print(f"up to date: {output}")
         else:
             from bert_pretrain.finetune.training import FineTuner
@@ -104,14 +107,23 @@ def finetune(
 def _check_environment(device: str) -> None:
     packages = ("transformers", "sklearn", "seqeval")
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
-        raise ConfigError(what, where="finetune", remedy=remedy)
+        raise ConfigError(
+            f"fine-tuning needs {', '.join(missing)}",
+            where="finetune",
+            remedy='pip install "bert-pretrain[finetune]"',
+        )
     if num_ranks() > 1:
-        remedy = "start one process, without torchrun"
-        raise ConfigError("fine-tuning does not support several processes", where="finetune", remedy=remedy)
+        raise ConfigError(
+            "fine-tuning does not support several processes",
+            where="finetune",
+            remedy="start one process, without torchrun",
+        )
     if device not in ("auto", "cpu", "cuda"):
-        remedy = "use auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N"
-        raise ConfigError(f"unknown device '{device}'", where="--device", remedy=remedy)
+        raise ConfigError(
+            f"unknown device '{device}'",
+            where="--device",
+            remedy="use auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N",
+        )
 
 
 def _read(task: Task, inputs: list[LabelledInput]) -> tuple[Task, dict[str, list[Example]]]:
@@ -133,9 +145,11 @@ def _split_train(task: Task, train: list[Example]) -> tuple[list[Example], list[
     for example in train:
         classes[group_of[example.row]].update(task.classes_of(example.label))
     if len(classes) < 2:
-        what = f"there is only one {task.group_by or 'row'}, so none can be held out for validation"
-        remedy = "provide more, or pass --validation INPUT; in CoNLL, empty lines end rows"
-        raise InputError(what, where="--train", remedy=remedy)
+        raise InputError(
+            f"there is only one {task.group_by or 'row'}, so none can be held out for validation",
+            where="--train",
+            remedy="provide more, or pass --validation INPUT; in CoNLL, empty lines end rows",
+        )
     groups = list(classes)
     order = [groups[i] for i in rng.stream(task.settings.seed, "hold out").permutation(len(groups))]
     held_out = hold_out(order, classes, max(1, round(len(groups) / 10)))
@@ -237,7 +251,13 @@ def _print_results(tuner: "FineTuner", metrics: dict[str, Any], scores: Scores) 
         print(f"best epoch {metrics['best_epoch']} of {tuner.settings.epochs}")
 
 
-def _baselines(tuner: "FineTuner", folder: Path, split: str, *, refits: bool) -> dict[str, float]:
+def _baselines(
+    tuner: "FineTuner",
+    folder: Path,
+    split: str,
+    *,
+    refits: bool,
+) -> dict[str, float]:
     """Return the main metric of each baseline on a split. For test rows, they train on the same rows as the model."""
     task, examples = tuner.task, tuner.examples
     trains_on_all = refits and split == "test"

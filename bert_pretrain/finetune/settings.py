@@ -89,8 +89,11 @@ class Settings:
         for other, names in OPTIONS_OF_TASKS.items():
             for name in names:
                 if other != task and getattr(self, name) != getattr(Settings, name):
-                    what = f"{flag_of(name)} is an option of '{other}', but the task is '{task}'"
-                    raise ConfigError(what, where=flag_of(name), remedy="remove it")
+                    raise ConfigError(
+                        f"{flag_of(name)} is an option of '{other}', but the task is '{task}'",
+                        where=flag_of(name),
+                        remedy="remove it",
+                    )
 
     def resolve(self, task: str, limit: int) -> "Settings":
         """Check all limits, and set `max_length` and `stride` for a model that reads up to `limit` tokens."""
@@ -99,8 +102,11 @@ class Settings:
         try:
             settings = TypeAdapter(Settings).validate_python(dataclasses.asdict(self))
         except ValidationError as error:
-            where = flag_of(str(error.errors()[0]["loc"][0]))
-            raise ConfigError(first_problem(error), where=where, remedy="correct it, or leave it out") from error
+            raise ConfigError(
+                first_problem(error),
+                where=flag_of(str(error.errors()[0]["loc"][0])),
+                remedy="correct it, or leave it out",
+            ) from error
         default = 384 if task == "answer" else 128
         max_length = min(settings.max_length or default, limit)
         if settings.max_length is None and limit < default:

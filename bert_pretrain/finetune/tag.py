@@ -67,8 +67,11 @@ class Tag(Task):
         self.has_plain_tags = not any(map(ENTITY_TAG.fullmatch, others)) and not _BARE_TAGS.issuperset(others)
         has_outside = len(others) < len(tags)
         if self.has_plain_tags and has_outside and all(map(_OTHER_SPELLING.fullmatch, others)):
-            remedy = "write O, B-KIND and I-KIND, with capital letters and a hyphen"
-            raise InputError(f"the tag {others[0]!r} is not a BIO tag", where=source.name, remedy=remedy)
+            raise InputError(
+                f"the tag {others[0]!r} is not a BIO tag",
+                where=source.name,
+                remedy="write O, B-KIND and I-KIND, with capital letters and a hyphen",
+            )
 
     def inputs_of(self, row: Example) -> dict[str, Any]:
         column, text_field = self.settings.tokens_field, self.settings.text_field
@@ -151,14 +154,24 @@ class Tag(Task):
                 positions.append((word, position))
         return positions
 
-    def targets_of(self, label: list[str], positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+    def targets_of(
+        self,
+        label: list[str],
+        positions: Sequence[Any],
+        num_tokens: int,
+    ) -> dict[str, Any]:
         number_of = {name: number for number, name in enumerate(self.labels)}
         labels = [IGNORE_INDEX] * num_tokens
         for word, position in positions:
             labels[position] = number_of.get(label[word], IGNORE_INDEX)
         return {"labels": labels}
 
-    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[list[str]]:
+    def decode(
+        self,
+        examples: list[Example],
+        windows: list[Window],
+        logits: Any,
+    ) -> list[list[str]]:
         """Return the most likely tag of every word. The first tag of each entity is changed to `B-`.
 
         A word without tokens, such as a control character, gets the first label.

@@ -115,8 +115,11 @@ class Task(ABC):
         unknown = [(name, where) for name, where in places if name not in counts]
         if len(unknown) > MAX_UNKNOWN_LABELS * len(places):
             name, where = unknown[0]
-            remedy = f"fix it (known: {', '.join(sorted(counts)[:20])}), or add training rows with it"
-            raise InputError(f"the label {name!r} does not occur in the training rows", where=where, remedy=remedy)
+            raise InputError(
+                f"the label {name!r} does not occur in the training rows",
+                where=where,
+                remedy=f"fix it (known: {', '.join(sorted(counts)[:20])}), or add training rows with it",
+            )
         if unknown:
             print(f"labels without training rows, counted as wrong: {', '.join(sorted({name for name, _ in unknown}))}")
         self.labels = self.outputs_of(list(counts))
@@ -124,9 +127,11 @@ class Task(ABC):
 
     def nothing_to_learn(self, train: list[Example]) -> InputError:
         """Return the error that all training rows have the same label."""
-        what = f"every row has the same label, {train[0].label!r:.40}"
-        remedy = "provide training rows with different labels"
-        return InputError(what, where=f"{train[0].where} and all other rows", remedy=remedy)
+        return InputError(
+            f"every row has the same label, {train[0].label!r:.40}",
+            where=f"{train[0].where} and all other rows",
+            remedy="provide training rows with different labels",
+        )
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that depend on the task."""
@@ -145,7 +150,12 @@ class Task(ABC):
         return ()
 
     @abstractmethod
-    def targets_of(self, label: Any, positions: Sequence[Any], num_tokens: int) -> dict[str, Any]:
+    def targets_of(
+        self,
+        label: Any,
+        positions: Sequence[Any],
+        num_tokens: int,
+    ) -> dict[str, Any]:
         """Return the label arguments of the model's `forward` for a window."""
 
     def windows_of(self, examples: list[Example], split: str) -> list[Window]:
@@ -162,7 +172,15 @@ class Task(ABC):
                 labels = self.targets_of(example.label, positions, len(part)) if has_labels else {}
                 # Only prediction needs the positions. They take much memory for millions of training windows.
                 positions = () if split == "train" else positions
-                windows.append(Window(number, part.ids, part.type_ids, labels, positions))
+                windows.append(
+                    Window(
+                        number,
+                        part.ids,
+                        part.type_ids,
+                        labels,
+                        positions,
+                    )
+                )
         return windows
 
     def report_long_examples(self, examples: list[Example], split: str) -> None:
@@ -172,7 +190,12 @@ class Task(ABC):
             print(f"{split}: {num_long:,} of {len(examples):,} rows are {limit}")
 
     @abstractmethod
-    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
+    def decode(
+        self,
+        examples: list[Example],
+        windows: list[Window],
+        logits: Any,
+    ) -> list[Any]:
         """Return a prediction for each example from the outputs of `FinetunedBert.logits`."""
 
     @abstractmethod

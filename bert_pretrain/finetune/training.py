@@ -31,7 +31,13 @@ _EPOCH = "epoch"  # folder of the model after an epoch
 _REPORT = "report.json"
 
 
-def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
+def open_network(
+    folder: Path,
+    task: Task,
+    settings: Settings,
+    *,
+    untrained: bool = False,
+) -> Any:
     """Open the model of a folder with the head of the task. A missing head is initialized from the seed.
 
     With `untrained`, all weights are initialized from the seed, in a network of the same size.
@@ -49,11 +55,18 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     try:
         # A head for a different number of classes is reinitialized.
         network, info = model_class.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
+            folder,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+            **changes,
         )
     except Exception as error:  # `transformers` does not validate config.json, so any exception may follow
-        what, remedy = f"transformers cannot open {folder}: {error}", "give the folder of a BERT model"
-        raise DataError(what, where="MODEL", remedy=remedy) from error
+        raise DataError(
+            f"transformers cannot open {folder}: {error}",
+            where="MODEL",
+            remedy="give the folder of a BERT model",
+        ) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
     has_head = "classifier.weight" not in new
@@ -79,7 +92,13 @@ def _rescale_head(network: Any, factor: float, shift: float) -> None:
 class FineTuner:
     """Trains a model on the examples of a task, and predicts with the result."""
 
-    def __init__(self, task: Task, model: Path, examples: dict[str, list[Example]], device: torch.device) -> None:
+    def __init__(
+        self,
+        task: Task,
+        model: Path,
+        examples: dict[str, list[Example]],
+        device: torch.device,
+    ) -> None:
         self.task = task
         self.model = model
         self.examples = examples
@@ -92,7 +111,13 @@ class FineTuner:
         task.unknown_words.warn()
         self.settings = task.settings.with_epochs(len(self.windows["train"]))
 
-    def train(self, folder: Path, *, refits: bool, untrained: bool = False) -> tuple[dict[str, Any], Path]:
+    def train(
+        self,
+        folder: Path,
+        *,
+        refits: bool,
+        untrained: bool = False,
+    ) -> tuple[dict[str, Any], Path]:
         """Train and, with `refits`, train again on all rows unless the first training has overfitted.
 
         Returns the report of the first training, whose model is `folder / "train" / MODEL`, and the final model folder.
@@ -107,7 +132,13 @@ class FineTuner:
             self.train_once(folder / "all", untrained=untrained, on_all_rows=True)
         return report, folder / ("all" if report["refit_epochs"] else "train") / MODEL
 
-    def train_once(self, folder: Path, *, untrained: bool = False, on_all_rows: bool = False) -> dict[str, Any]:
+    def train_once(
+        self,
+        folder: Path,
+        *,
+        untrained: bool = False,
+        on_all_rows: bool = False,
+    ) -> dict[str, Any]:
         """Run one training, save its model in `folder`, and return its report.
 
         The report has the learning rate, the score and the number of the best epoch, and the loss and metrics of every
@@ -121,13 +152,22 @@ class FineTuner:
         try:
             report = self._fit(network, folder, on_all_rows=on_all_rows)
         except torch.OutOfMemoryError as error:
-            remedy = "reduce one or use --device cpu, and start over with --overwrite"
-            raise ConfigError("the GPU is out of memory", where="--batch-size, --max-length", remedy=remedy) from error
+            raise ConfigError(
+                "the GPU is out of memory",
+                where="--batch-size, --max-length",
+                remedy="reduce one or use --device cpu, and start over with --overwrite",
+            ) from error
         write_json(folder / _REPORT, report)
         (folder / STATE).unlink(missing_ok=True)
         return report
 
-    def _fit(self, network: Any, folder: Path, *, on_all_rows: bool) -> dict[str, Any]:
+    def _fit(
+        self,
+        network: Any,
+        folder: Path,
+        *,
+        on_all_rows: bool,
+    ) -> dict[str, Any]:
         """Train all epochs, save a model folder and the state after each, and return the report."""
         settings, main_metric = self.settings, f"eval_{self.task.main_metric}"
         assert settings.epochs is not None
@@ -135,7 +175,13 @@ class FineTuner:
         steps_per_epoch = math.ceil(len(windows) / settings.batch_size)
         rate = settings.learning_rate or fine_tuning_rate(network.base_model.encoder, network.config.hidden_size)
         is_fp16 = self.precision.name == "fp16"
-        state = _State(network, settings, rate, steps_per_epoch * settings.epochs, is_fp16=is_fp16)
+        state = _State(
+            network,
+            settings,
+            rate,
+            steps_per_epoch * settings.epochs,
+            is_fp16=is_fp16,
+        )
         report: dict[str, Any] = {"learning_rate": rate, "score": -math.inf, "best_epoch": 0, "epochs": []}
         if (folder / STATE).exists():
             report = state.restore(folder / STATE)
@@ -159,7 +205,13 @@ class FineTuner:
         bar.close()
         return report
 
-    def _run_epoch(self, state: "_State", windows: list[Window], epoch: int, bar: Any) -> float:
+    def _run_epoch(
+        self,
+        state: "_State",
+        windows: list[Window],
+        epoch: int,
+        bar: Any,
+    ) -> float:
         """Train on all windows once, and return the mean loss."""
         batch_size = self.settings.batch_size
         # Batches and dropout masks depend on the epoch only, so that a resumed training draws the same.
@@ -203,8 +255,11 @@ class FineTuner:
         try:
             finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
         except UserError as error:  # its remedy is for the user's MODEL
-            remedy = "start over with --overwrite; if training has diverged, with a smaller --learning-rate"
-            raise DataError(error.what, where=str(folder), remedy=remedy) from error
+            raise DataError(
+                error.what,
+                where=str(folder),
+                remedy="start over with --overwrite; if training has diverged, with a smaller --learning-rate",
+            ) from error
         windows = self.windows[split]
         with progress_bar(total=len(windows), disable=True) as bar:
             logits = finetuned.logits(windows, bar, len(windows))
@@ -214,7 +269,15 @@ class FineTuner:
 class _State:
     """The weights, optimizer and schedule of a training."""
 
-    def __init__(self, network: Any, settings: Settings, rate: float, num_steps: int, *, is_fp16: bool) -> None:
+    def __init__(
+        self,
+        network: Any,
+        settings: Settings,
+        rate: float,
+        num_steps: int,
+        *,
+        is_fp16: bool,
+    ) -> None:
         self.network = network
         self.mean = AveragedModel(network)  # over the second half of the steps (Izmailov et al., 2018)
         self.num_steps = num_steps
@@ -256,8 +319,11 @@ class _State:
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            what = f"the state is damaged: {type(error).__name__}"
-            raise DataError(what, where=str(path), remedy="start over with --overwrite") from error
+            raise DataError(
+                f"the state is damaged: {type(error).__name__}",
+                where=str(path),
+                remedy="start over with --overwrite",
+            ) from error
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])
         return dict(saved["report"])

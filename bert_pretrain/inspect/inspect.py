@@ -47,16 +47,40 @@ def inspect(
     if num_in_terminal is None:
         num_in_terminal = 0 if stats else 3
         rows = 24 if html else num_in_terminal
-    row_numbers = _choose_rows(folder, split, rows or 0, chosen, seed)
-    inspection = inspect_rows(folder, split, row_numbers, all_shards=stats or html is not None, workers=workers)
+    row_numbers = _choose_rows(
+        folder,
+        split,
+        rows or 0,
+        chosen,
+        seed,
+    )
+    inspection = inspect_rows(
+        folder,
+        split,
+        row_numbers,
+        all_shards=stats or html is not None,
+        workers=workers,
+    )
     _show(inspection, inspection.examples[:num_in_terminal], with_statistics=stats)
     if html is not None:
-        write_page(html, "inspect.html", name=folder.path.resolve().name, inspection=inspection, checks=CHECKS)
+        write_page(
+            html,
+            "inspect.html",
+            name=folder.path.resolve().name,
+            inspection=inspection,
+            checks=CHECKS,
+        )
         print(f"page: {html}")
     return not inspection.failed
 
 
-def _choose_rows(folder: DataFolder, split: str, num_rows: int, chosen: Sequence[int], seed: int) -> list[int]:
+def _choose_rows(
+    folder: DataFolder,
+    split: str,
+    num_rows: int,
+    chosen: Sequence[int],
+    seed: int,
+) -> list[int]:
     """Return the chosen rows, or `num_rows` random ones in ascending order."""
     if split not in folder.manifest["splits"]:
         names = ", ".join(folder.manifest["splits"])
@@ -64,8 +88,11 @@ def _choose_rows(folder: DataFolder, split: str, num_rows: int, chosen: Sequence
     total = folder.rows(split)
     for row in chosen:
         if not 0 <= row < total:
-            remedy = f"rows go from 0 to {total - 1}"
-            raise ConfigError(f"there is no row {row} in {split}", where="--row", remedy=remedy)
+            raise ConfigError(
+                f"there is no row {row} in {split}",
+                where="--row",
+                remedy=f"rows go from 0 to {total - 1}",
+            )
     if chosen:
         return list(dict.fromkeys(chosen))
     draw = rng.stream(seed, "inspect", split=split).choice(total, min(num_rows, total), replace=False, shuffle=False)

@@ -108,7 +108,13 @@ def inspect_rows(
             shards = [shards[number] for number in np.unique(locate_rows(folder, split, rows)[0])]
         reports[name] = list(
             run_each(
-                partial(check_shard, folder.path, name, tokenizer, folder.config),
+                partial(
+                    check_shard,
+                    folder.path,
+                    name,
+                    tokenizer,
+                    folder.config,
+                ),
                 shards,
                 workers=workers or min(available_cores(), 1 + len(shards) // 16),  # a start takes as long as 16 shards
                 description=f"read {name}",

@@ -54,7 +54,12 @@ class RenderedExample(NamedTuple):
         return f"{self.split} row {self.row}: {self.num_tokens} tokens, {predictions}"
 
 
-def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
+def render_rows(
+    folder: DataFolder,
+    split: str,
+    rows: Sequence[int],
+    tokenizer: Tokenizer,
+) -> list[RenderedExample]:
     """Render rows of a split in the order given, without those of damaged shards. Only one shard is in memory."""
     shards, local_rows = locate_rows(folder, split, rows)
     labels = LABELS.get(folder.config.next_sentence, {})
@@ -66,7 +71,13 @@ def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: 
             continue
         for index in np.flatnonzero(shards == shard).tolist():
             one = examples.take(local_rows[index : index + 1])
-            rendered[index] = _render(one, tokenizer, labels, split, rows[index])
+            rendered[index] = _render(
+                one,
+                tokenizer,
+                labels,
+                split,
+                rows[index],
+            )
     return [rendered[index] for index in sorted(rendered)]
 
 
@@ -78,7 +89,13 @@ def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np
     return shards, numbers - first_rows[shards]
 
 
-def _render(one: Examples, tokenizer: Tokenizer, labels: dict[int, str], split: str, row: int) -> RenderedExample:
+def _render(
+    one: Examples,
+    tokenizer: Tokenizer,
+    labels: dict[int, str],
+    split: str,
+    row: int,
+) -> RenderedExample:
     """Render the example of a table of one example, as far as possible if it is invalid."""
     ids = one.input_ids.tolist()
     b_start = int(one.segment_b_start[0])
@@ -104,7 +121,12 @@ def _render(one: Examples, tokenizer: Tokenizer, labels: dict[int, str], split: 
     )
 
 
-def _tokens(ids: list[int], positions: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Token]:
+def _tokens(
+    ids: list[int],
+    positions: range,
+    originals: dict[int, int],
+    tokenizer: Tokenizer,
+) -> list[Token]:
     tokens: list[Token] = []
     for position in positions:
         shown = _readable(ids[position], tokenizer)

@@ -65,19 +65,33 @@ class Cluster:
         """Number of tasks that run in parallel. It changes when workers join or leave."""
         return max(1, sum(self._client.nthreads().values()))
 
-    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
+    def submit(
+        self,
+        function: Callable[[Any], Any],
+        task: Any,
+        description: str,
+    ) -> Any:
         # Not through `Client.get_executor`: its futures may return garbage if a worker dies while it holds a result.
         # The key is random because Dask treats equal keys as the same result, even from another client.
         key = f"{description}-{secrets.token_hex(8)}"
-        return self._client.submit(_run_task, function, task, self._facts, key=key, pure=False)
+        return self._client.submit(
+            _run_task,
+            function,
+            task,
+            self._facts,
+            key=key,
+            pure=False,
+        )
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
-            what = f"several workers died during the same task, the last one {error.last_worker.address}"
-            remedy = f"give the workers more memory (1 GiB each, and --memory-limit 0), then {_RUN_AGAIN}"
-            return DataError(what, where=description, remedy=remedy)
+            return DataError(
+                f"several workers died during the same task, the last one {error.last_worker.address}",
+                where=description,
+                remedy=f"give the workers more memory (1 GiB each, and --memory-limit 0), then {_RUN_AGAIN}",
+            )
         # Errors of the connection to the scheduler have no errno; file errors have one.
         is_connection = isinstance(error, OSError) and error.errno is None
         if is_connection or isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
@@ -144,9 +158,11 @@ def _wait_for_worker(client: Any, address: str) -> None:
     try:
         client.wait_for_workers(1, timeout=WORKERS_SECONDS)
     except TimeoutError as error:
-        what = f"no worker joined within {WORKERS_SECONDS:.0f} s"
-        remedy = f"start workers: dask worker {address} --nthreads 1 --nworkers N --memory-limit 0"
-        raise ConfigError(what, where=f"--scheduler {address}", remedy=remedy) from error
+        raise ConfigError(
+            f"no worker joined within {WORKERS_SECONDS:.0f} s",
+            where=f"--scheduler {address}",
+            remedy=f"start workers: dask worker {address} --nthreads 1 --nworkers N --memory-limit 0",
+        ) from error
 
 
 def _mismatch(worker: str, details: str) -> DataError:

@@ -172,8 +172,11 @@ def write_file(path: Path, content: bytes) -> None:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
-        what = f"cannot write the file: {error.strerror}"
-        raise OutputError(what, where=str(path), remedy="choose a path that you may write to") from error
+        raise OutputError(
+            f"cannot write the file: {error.strerror}",
+            where=str(path),
+            remedy="choose a path that you may write to",
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:

@@ -40,8 +40,11 @@ def open_input(location: str) -> BinaryIO:
     try:
         return decompress(open_raw(location), location)
     except OSError as error:
-        remedy = "check that it exists and that you may read it"
-        raise InputError(f"cannot open the input: {error}", where=location, remedy=remedy) from error
+        raise InputError(
+            f"cannot open the input: {error}",
+            where=location,
+            remedy="check that it exists and that you may read it",
+        ) from error
 
 
 def open_raw(location: str) -> BinaryIO:
@@ -71,8 +74,11 @@ def _url_errors(url: str) -> Iterator[None]:
         remedy = "check the URL and your access rights"
         if isinstance(error, ImportError):
             remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the named package"
-        what = f"cannot reach the URL: {str(error) or type(error).__name__}"
-        raise InputError(what, where=url, remedy=remedy) from error
+        raise InputError(
+            f"cannot reach the URL: {str(error) or type(error).__name__}",
+            where=url,
+            remedy=remedy,
+        ) from error
 
 
 def matching_urls(url: str) -> list[str]:

@@ -53,7 +53,14 @@ def run_each(
     """
     if isinstance(workers, int):
         with LocalPool(workers) as pool:
-            yield from run_each(function, tasks, workers=pool, description=description, unit=unit, weights=weights)
+            yield from run_each(
+                function,
+                tasks,
+                workers=pool,
+                description=description,
+                unit=unit,
+                weights=weights,
+            )
         return
     if weights is None:
         weights = [1] * len(tasks)
@@ -99,7 +106,11 @@ def _results(
 
 
 def open_pool(
-    workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
+    workers: int | None,
+    scheduler: str | None,
+    *,
+    folders: Sequence[Path],
+    files: Sequence[Path],
 ) -> AbstractContextManager[Pool]:
     """Return a context manager for the pool of a command: local processes or a Dask cluster.
 
@@ -125,7 +136,12 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
+    def submit(
+        self,
+        function: Callable[[Any], Any],
+        task: Any,
+        description: str,
+    ) -> Any:
         """Submit one task and return its future, with the interface of `concurrent.futures.Future`."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
@@ -137,9 +153,11 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         """Return the user error for a failure of the pool itself, or None for an error that a task raised."""
         if not isinstance(error, BrokenProcessPool | BrokenPipeError):
             return None
-        what = "a worker process ended; if it printed no error, it was killed, usually because memory ran out"
-        remedy = "run the same command again, with fewer --workers if memory ran out; it continues where it stopped"
-        return UserError(what, where=description, remedy=remedy)
+        return UserError(
+            "a worker process ended; if it printed no error, it was killed, usually because memory ran out",
+            where=description,
+            remedy="run the same command again, with fewer --workers if memory ran out; it continues where it stopped",
+        )
 
     def stop(self) -> None:
         """Cancel all submitted tasks immediately. The pool cannot be used again."""
@@ -203,4 +221,10 @@ def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
     options["disable"] = options.get("disable", False) or sys.stderr is None
-    return tqdm(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)
+    return tqdm(
+        items,
+        dynamic_ncols=True,
+        mininterval=0.2 if is_terminal else 10.0,
+        file=file,
+        **options,
+    )

@@ -117,7 +117,13 @@ class Assignment:
         _, num_slices = self._long_documents(split)
         num_positions = self.num_documents(split) + int((num_slices - 1).sum())
         # The name of a random stream decides the draws, so it must not change.
-        permutation = rng.Permutation(num_positions, self.config.seed, "deal", split=split, copy=copy)
+        permutation = rng.Permutation(
+            num_positions,
+            self.config.seed,
+            "deal",
+            split=split,
+            copy=copy,
+        )
         positions = np.arange(place * num_positions // num_shards, (place + 1) * num_positions // num_shards)
         slices = self.locate(split, permutation(positions))
         is_used = ~self.is_left_out(slices.document)

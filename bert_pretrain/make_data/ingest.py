@@ -55,7 +55,15 @@ def ingest(
             tasks = [(parts, store_shard_folder(folder, number)) for number, parts in enumerate(groups)]
             work = partial(ensure_store_shard, tokenizer, config)
             progress = documents.progress_of(groups)
-            summaries = list(run_each(work, tasks, workers=pool, description="tokenize", **progress))
+            summaries = list(
+                run_each(
+                    work,
+                    tasks,
+                    workers=pool,
+                    description="tokenize",
+                    **progress,
+                )
+            )
         finally:
             for unpacked in folder.glob("unpacked-*"):
                 unpacked.unlink()
@@ -86,7 +94,16 @@ def _cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tupl
         if unpacked:
             tasks = [ByteRange(source, unpacked=copy) for source, copy in unpacked.items()]
             weights = [task.num_bytes for task in tasks]
-            list(run_each(_ensure_unpacked, tasks, workers=pool, description="unpack", unit="B", weights=weights))
+            list(
+                run_each(
+                    _ensure_unpacked,
+                    tasks,
+                    workers=pool,
+                    description="unpack",
+                    unit="B",
+                    weights=weights,
+                )
+            )
         part_bytes = documents.part_bytes_of(sources)
         bounds: list[list[tuple[int, int | None]]] = []
         for source in sources:
@@ -143,7 +160,14 @@ def ensure_store_shard(
 class _StoreWriter(ExitStack):
     """Tokenizes sentences and appends them to the arrays of a store shard, block by block."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, num_parts: int, *, has_words: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        num_parts: int,
+        *,
+        has_words: bool,
+    ) -> None:
         super().__init__()
         self._encoder = _encoder(tokenizer)
         self._arrays: dict[str, GrowingArray] = {}
@@ -166,7 +190,12 @@ class _StoreWriter(ExitStack):
         self._parts: list[int] = []  # for each document end: its byte range
         self._num_characters = 0
 
-    def add(self, sentences: list[str], num_characters: int, part: int | None) -> None:
+    def add(
+        self,
+        sentences: list[str],
+        num_characters: int,
+        part: int | None,
+    ) -> None:
         """Add sentences of a document. `part` is the index of its byte range if the document ends here, else None."""
         self._sentences += sentences
         self._num_characters += num_characters

@@ -146,7 +146,12 @@ def _draw_targets(
     return np.where(is_short, short_targets, max_tokens), rng.random(num)
 
 
-def cut_at_length(text: ShardText, max_tokens: int, short_seq_prob: float, rng: np.random.Generator) -> Windows:
+def cut_at_length(
+    text: ShardText,
+    max_tokens: int,
+    short_seq_prob: float,
+    rng: np.random.Generator,
+) -> Windows:
     """Cut the whole text into windows that end at their target length, and divide each window into A and B.
 
     If this cuts a sentence, the next window starts with the same sentence. A window has at least two units, so it may
@@ -170,8 +175,22 @@ def cut_at_length(text: ShardText, max_tokens: int, short_seq_prob: float, rng: 
         end = np.clip(target_end, starts[first + 2], starts[span_end])
         has_rest = end < starts[span_end]
         after = np.searchsorted(starts, end)  # the first unit that starts at the end of the window or later
-        b = _choose_b(units, first, after, choices[draw], only_sentences=False)
-        rounds.append(Windows(slices, starts[first], starts[b], end, has_rest & (end == target_end)))
+        b = _choose_b(
+            units,
+            first,
+            after,
+            choices[draw],
+            only_sentences=False,
+        )
+        rounds.append(
+            Windows(
+                slices,
+                starts[first],
+                starts[b],
+                end,
+                has_rest & (end == target_end),
+            )
+        )
         first = np.where(starts[after] == end, after, after - 1)  # a sentence that was cut starts the next window
         has_more = has_rest & (first < spans.slice_end[slices])
         slices = slices[has_more]
@@ -203,7 +222,12 @@ def _choose_b(
     return chosen
 
 
-def cut_at_sentences(text: ShardText, max_tokens: int, short_seq_prob: float, rng: np.random.Generator) -> Windows:
+def cut_at_sentences(
+    text: ShardText,
+    max_tokens: int,
+    short_seq_prob: float,
+    rng: np.random.Generator,
+) -> Windows:
     """Cut the whole text into windows that end with a sentence, and divide each window into A and B at a sentence.
 
     A B that is cut inside a sentence would reveal that it was swapped with A. The next window starts with the sentence
@@ -234,7 +258,12 @@ def cut_at_sentences(text: ShardText, max_tokens: int, short_seq_prob: float, rn
 class _SentenceCutter:
     """Cuts spans of units into windows that end with a sentence. Each window takes the next target length."""
 
-    def __init__(self, units: Units, max_tokens: int, targets: np.ndarray) -> None:
+    def __init__(
+        self,
+        units: Units,
+        max_tokens: int,
+        targets: np.ndarray,
+    ) -> None:
         self._units = units
         self._max_tokens = max_tokens
         self._targets = iter(targets.tolist())
@@ -243,15 +272,33 @@ class _SentenceCutter:
         starts_sentence[[0, -1]] = True  # sentences start and end where the text does
         self._sentences = np.flatnonzero(starts_sentence).tolist()
 
-    def cut(self, slices: np.ndarray, firsts: np.ndarray, ends: np.ndarray, choices: np.ndarray) -> Windows:
+    def cut(
+        self,
+        slices: np.ndarray,
+        firsts: np.ndarray,
+        ends: np.ndarray,
+        choices: np.ndarray,
+    ) -> Windows:
         """Cut the spans of some slices, given the first unit and the unit after the span of every slice."""
         rows: list[tuple[int, int, int]] = []
         for number in slices.tolist():
             rows += [(number, first, after) for first, after in self._cut(int(firsts[number]), int(ends[number]))]
         owners, first, after = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         starts = self._units.starts
-        b = _choose_b(self._units, first, after, choices[: len(rows)], only_sentences=True)
-        return Windows(owners, starts[first], starts[b], starts[after], np.zeros(len(rows), dtype=bool))
+        b = _choose_b(
+            self._units,
+            first,
+            after,
+            choices[: len(rows)],
+            only_sentences=True,
+        )
+        return Windows(
+            owners,
+            starts[first],
+            starts[b],
+            starts[after],
+            np.zeros(len(rows), dtype=bool),
+        )
 
     def _cut(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the first unit of each window, and the unit after it."""
@@ -267,7 +314,12 @@ class _SentenceCutter:
             yield position, after
             position = after
 
-    def _sentence_end(self, first: int, stop: int, target: int) -> int:
+    def _sentence_end(
+        self,
+        first: int,
+        stop: int,
+        target: int,
+    ) -> int:
         """Return the last sentence end within `target` tokens, else the next within `max_tokens`, else a unit end."""
         shortest = first + 2  # a window has at least two units
         fitting = bisect.bisect_right(self._starts, self._starts[first] + target, shortest, stop + 1) - 1
@@ -282,7 +334,12 @@ class _SentenceCutter:
         return max(fitting, shortest)
 
 
-def exchange_segment_b(windows: Windows, text: ShardText, max_tokens: int, rng: np.random.Generator) -> Segments:
+def exchange_segment_b(
+    windows: Windows,
+    text: ShardText,
+    max_tokens: int,
+    rng: np.random.Generator,
+) -> Segments:
     """Give half of the windows (±1) the label 1 and a B from another document.
 
     Windows of donor slices only provide Bs, and are not returned. Raises ValueError if all windows come from one
@@ -304,7 +361,14 @@ def exchange_segment_b(windows: Windows, text: ShardText, max_tokens: int, rng: 
         partner[members] = _choose_partners(members, document, rng)
     place = np.argsort(order)
     for window in np.flatnonzero((labels == 1) & (document[partner] == document)).tolist():
-        partner[window] = _nearest_partner(window, int(place[window]), order, boundary, document, rng)
+        partner[window] = _nearest_partner(
+            window,
+            int(place[window]),
+            order,
+            boundary,
+            document,
+            rng,
+        )
     own = windows.take(np.arange(num_pairs))
     other = windows.take(partner[:num_pairs])
     # If the window's B starts inside a sentence, the new B does too: it skips some of its first tokens.

@@ -82,7 +82,13 @@ def make_data(
         stores.mkdir(parents=True, exist_ok=True)
         # A cluster checks that its workers see the same local files.
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
-            contents = _write_splits(text, tokenizer, output, stores, pool)
+            contents = _write_splits(
+                text,
+                tokenizer,
+                output,
+                stores,
+                pool,
+            )
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
         _write_dataset_card(output, list(contents["splits"]))
@@ -132,14 +138,28 @@ def _estimate(text: Corpus, tokenizer: Tokenizer, workers: int) -> str:
         sample = text.sample(folder, SAMPLE_BYTES)
         start = time.process_time()
         with LocalPool(1) as pool, sample.naming_originals():
-            contents = _write_splits(sample.corpus, tokenizer, folder / "data", folder / "store", pool, sample)
+            contents = _write_splits(
+                sample.corpus,
+                tokenizer,
+                folder / "data",
+                folder / "store",
+                pool,
+                sample,
+            )
         seconds = time.process_time() - start
         store_bytes = summary.store_bytes(folder)
     is_file = all(
         source.boundary == "file" for source in sample.corpus.sources
     )  # a copy may be the start of a document
     documents = len(text.sources) if is_file else None
-    return summary.describe_estimate(sample, contents, documents, store_bytes, seconds, workers)
+    return summary.describe_estimate(
+        sample,
+        contents,
+        documents,
+        store_bytes,
+        seconds,
+        workers,
+    )
 
 
 def _identity(text: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -179,12 +199,25 @@ def _write_splits(
     The text is that of the sample, if there is one.
     """
     summary.warn_of_repeated_sentences(text)
-    corpus, store = ingest(text.sources, tokenizer, text.config, stores, pool)
+    corpus, store = ingest(
+        text.sources,
+        tokenizer,
+        text.config,
+        stores,
+        pool,
+    )
     if sample is None:
         print(summary.describe_corpus(corpus, text.sources, store.folder))
     summary.warn_of_unknown_tokens(corpus, sample.originals if sample else text.sources, tokenizer, text.config)
     try:
-        assignment, left_out = assign(store, corpus["inputs"], text.sources, tokenizer, output.absolute(), text.config)
+        assignment, left_out = assign(
+            store,
+            corpus["inputs"],
+            text.sources,
+            tokenizer,
+            output.absolute(),
+            text.config,
+        )
         corpus["left_out"] = left_out
         summary.check_documents(assignment, text.sources)
         if sample is None or not sample.is_part:
@@ -208,7 +241,13 @@ def _build_shards(assignment: Assignment, pool: Pool) -> dict[str, dict[str, Any
         results[split] = []
         counts[split] = np.zeros(assignment.tokenizer.vocab_size, dtype=np.int64)
     work = partial(build_shard, assignment)
-    built = run_each(work, assignment.shards, workers=pool, description="build", unit="shard")
+    built = run_each(
+        work,
+        assignment.shards,
+        workers=pool,
+        description="build",
+        unit="shard",
+    )
     for (split, _), result in zip(assignment.shards, built, strict=True):
         counts[split] += result.pop("token_counts")
         results[split].append(result)

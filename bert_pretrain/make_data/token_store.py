@@ -112,7 +112,12 @@ class TokenStore:
     A store shard is open only while it is read: there may be thousands, and a process has few file descriptors.
     """
 
-    def __init__(self, folder: Path, num_shards: int, id_dtype: type[np.generic]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_shards: int,
+        id_dtype: type[np.generic],
+    ) -> None:
         self.folder = folder
         self.id_dtype = id_dtype
         dtypes = {"ids": id_dtype, **DTYPES}
@@ -165,7 +170,12 @@ class TokenStore:
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             yield index, slice(bounds[index], bounds[index + 1])
 
-    def read(self, slices: Slices, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
+    def read(
+        self,
+        slices: Slices,
+        look_ahead_tokens: int,
+        num_donors: int = 0,
+    ) -> ShardText:
         """Read slices of documents, each with the next `look_ahead_tokens` or more tokens of its document, if any.
 
         The last `num_donors` slices are donors.
@@ -192,7 +202,12 @@ class TokenStore:
             continues_word=joined("continues_word") if "continues_word" in self._dtypes else None,
         )
 
-    def _read_from(self, index: int, slices: Slices, look_ahead_tokens: int) -> Iterator["_Slice"]:
+    def _read_from(
+        self,
+        index: int,
+        slices: Slices,
+        look_ahead_tokens: int,
+    ) -> Iterator["_Slice"]:
         """Yield the text of slices whose documents are in one store shard."""
         documents = slices.document - self.first_documents[index]
         rows = zip(documents.tolist(), slices.place.tolist(), slices.num_slices.tolist(), strict=True)
@@ -219,7 +234,12 @@ class _Slice(NamedTuple):
     num_sentences: int  # without the look-ahead
 
 
-def _slice_bounds(offsets: np.ndarray, place: int, num_slices: int, look_ahead_tokens: int) -> tuple[int, int, int]:
+def _slice_bounds(
+    offsets: np.ndarray,
+    place: int,
+    num_slices: int,
+    look_ahead_tokens: int,
+) -> tuple[int, int, int]:
     """Return the first sentence of a slice, the sentence after it, and the sentence after its look-ahead.
 
     `offsets` (sentences + 1,) are the token offsets of the sentences of its document.

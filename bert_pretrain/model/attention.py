@@ -32,7 +32,12 @@ class Layout:
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
 
 
-def make_layout(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str) -> Layout:
+def make_layout(
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    num_tokens: int,
+    backend: str,
+) -> Layout:
     """Return the layout of packed sequences from their `cu_seqlens`, (sequences + 1,) int32."""
     num_sequences = cu_seqlens.shape[0] - 1
     if backend != "padded" or num_sequences * max_seqlen == num_tokens:
@@ -47,13 +52,26 @@ def make_layout(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: s
     return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
 
 
-def attend_varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+) -> Tensor:
     """Apply flash attention within each sequence: 3 × (tokens, heads, head size) to (tokens, heads * head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     bounds, max_seqlen = layout.cu_seqlens, layout.max_seqlen
     # Only the first seven arguments have the same meaning in every release of torch.
-    context: Any = varlen_attn(query, key, value, bounds, bounds, max_seqlen, max_seqlen)
+    context: Any = varlen_attn(
+        query,
+        key,
+        value,
+        bounds,
+        bounds,
+        max_seqlen,
+        max_seqlen,
+    )
     return context.flatten(1)  # (tokens, hidden)
 
 
@@ -68,19 +86,49 @@ def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) 
     if layout.slots is not None:
         zeros = padded.new_zeros(num_sequences * max_seqlen, padded.shape[1])
         padded = zeros.index_copy_(0, layout.slots, padded)
-    padded = padded.view(num_sequences, max_seqlen, 3, heads, head_size)
-    query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
-    context = _scaled_dot_product(query, key, value, layout.mask, dropout_rate)
+    padded = padded.view(
+        num_sequences,
+        max_seqlen,
+        3,
+        heads,
+        head_size,
+    )
+    query, key, value = padded.permute(
+        2,
+        0,
+        3,
+        1,
+        4,
+    )  # 3 × (sequences, heads, max_seqlen, head size)
+    context = _scaled_dot_product(
+        query,
+        key,
+        value,
+        layout.mask,
+        dropout_rate,
+    )
     context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)
     if layout.slots is not None:
         context = _Gather.apply(context, layout.slots)  # type: ignore[no-untyped-call]
     return context.view(num_tokens, -1)
 
 
-def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_rate: float) -> Tensor:
+def _scaled_dot_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_rate: float,
+) -> Tensor:
     """Return softmax(query key^T / sqrt(head size)) value, (sequences, heads, max_seqlen, head size)."""
     if query.device.type != "cpu" or (dropout_rate == 0.0 and query.dtype == torch.float32):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_rate)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=dropout_rate,
+        )
     # The fused CPU kernel has no dropout, and its 16-bit backward pass is 3 × slower than the code below.
     with torch.autocast("cpu", enabled=False):
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (sequences, heads, max_seqlen, max_seqlen)
@@ -131,7 +179,13 @@ class _Linear(torch.autograd.Function):
     """Linear layer followed by GELU, or by a split into three parts."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, with_gelu: bool) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        with_gelu: bool,
+    ) -> tuple[Tensor, ...]:
         wide = F.linear(hidden, weight, bias)
         ctx.save_for_backward(hidden, weight, *([wide] if with_gelu else []))
         return ((wide * _normal_cdf_and_density(wide)[0]).to(wide.dtype),) if with_gelu else wide.chunk(3, dim=1)

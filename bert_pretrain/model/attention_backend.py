@@ -38,19 +38,33 @@ def choose_attention(
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
     if setting == "varlen":
         if obstacle:
-            what = f"attention is 'varlen', but {obstacle}"
-            raise ConfigError(what, where="train.attention", remedy="set it to auto or padded")
+            raise ConfigError(
+                f"attention is 'varlen', but {obstacle}",
+                where="train.attention",
+                remedy="set it to auto or padded",
+            )
         return "varlen", "as configured"
     if obstacle:
         return "padded", obstacle
     reason = "flash attention without padding"
     if longest is None:
         return "varlen", reason
-    use_short, short_reason = try_short(device, dtype, head_size, longest, is_timed)
+    use_short, short_reason = try_short(
+        device,
+        dtype,
+        head_size,
+        longest,
+        is_timed,
+    )
     return ("triton", short_reason) if use_short else ("varlen", f"{reason}; {short_reason}")
 
 
-def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str:
+def _varlen_obstacle(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    dropout_rate: float,
+) -> str:
     """Return why flash attention does not support these settings, or "" if it does."""
     if device.type != "cuda":
         return f"flash attention needs CUDA, the device is {device.type}"
@@ -65,7 +79,11 @@ def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, d
 
 
 def try_short(
-    device: torch.device, dtype: torch.dtype, head_size: int, longest: int, is_timed: bool = True
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    longest: int,
+    is_timed: bool = True,
 ) -> tuple[bool, str]:
     """Return whether to use the kernels for short sequences, and the reason.
 
@@ -77,7 +95,12 @@ def try_short(
 
 
 @functools.cache
-def _short_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> str:
+def _short_obstacle(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    longest: int,
+) -> str:
     """Return why the kernels for short sequences cannot be used, or an empty string if they run and are correct."""
     if longest > MAX_SEQLEN or head_size not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
@@ -93,7 +116,12 @@ def _short_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, lo
 
 
 @functools.cache
-def _time_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> tuple[bool, str]:
+def _time_short(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    longest: int,
+) -> tuple[bool, str]:
     try:
         ratio = _time_ratio_to_flash(device, dtype, head_size, longest)
     except Exception as exception:
@@ -112,14 +140,25 @@ def _failure(exception: Exception, device: torch.device) -> str:
     return what
 
 
-def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
+def short_attention_error(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    longest: int,
+) -> float:
     """Return the larger of the relative errors (by norm) of the context and of its gradient, compared with fp32."""
     lengths = torch.tensor([longest, 1, longest // 2 + 1, longest - longest // 8], device=device)
     bounds = F.pad(lengths.cumsum(0), (1, 0)).int()
     tokens, heads = int(bounds[-1]), 3
     layout = make_layout(bounds, longest, tokens, "padded")
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(tokens, 3, heads, head_size, generator=generator).to(device, dtype)
+    inputs = torch.randn(
+        tokens,
+        3,
+        heads,
+        head_size,
+        generator=generator,
+    ).to(device, dtype)
     direction = torch.randn(tokens, heads * head_size, generator=generator).to(device, dtype)
 
     def context_and_gradient(attend: Callable[[Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
@@ -133,14 +172,33 @@ def short_attention_error(device: torch.device, dtype: torch.dtype, head_size: i
     return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))
 
 
-def _time_ratio_to_flash(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
+def _time_ratio_to_flash(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    longest: int,
+) -> float:
     """Return the time of a forward and backward pass of the kernels, divided by the time of flash attention."""
     heads = max(1, 768 // head_size)
     num_sequences = 2**24 // (heads * head_size * longest)
     tokens = num_sequences * longest
-    bounds = torch.arange(0, tokens + 1, longest, dtype=torch.int32, device=device)
+    bounds = torch.arange(
+        0,
+        tokens + 1,
+        longest,
+        dtype=torch.int32,
+        device=device,
+    )
     layout = make_layout(bounds, longest, tokens, "varlen")
-    inputs = torch.randn(tokens, 3, heads, head_size, device=device, dtype=dtype, requires_grad=True)
+    inputs = torch.randn(
+        tokens,
+        3,
+        heads,
+        head_size,
+        device=device,
+        dtype=dtype,
+        requires_grad=True,
+    )
     direction = torch.randn(tokens, heads * head_size, device=device, dtype=dtype)
 
     def milliseconds(attend: Callable[[], Tensor]) -> float:

@@ -38,7 +38,12 @@ class Embeddings(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+    ) -> Tensor:
         hidden = self.word_embeddings(input_ids)  # (tokens, hidden)
         hidden = hidden + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
         return self.dropout(normalized(self.layer_norm, hidden))
@@ -95,7 +100,12 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, backend) for _ in range(config.num_hidden_layers))
         self.activation_checkpointing = False
 
-    def forward(self, hidden: Tensor, layout: Layout, num_last: int = 1) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        layout: Layout,
+        num_last: int = 1,
+    ) -> Tensor:
         outputs: deque[Tensor] = deque(maxlen=num_last)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
@@ -158,7 +168,13 @@ class BertForPreTraining(nn.Module):
     Weights have PyTorch's defaults until `initialize` is called or weights are loaded.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, attention: str = "padded") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        *,
+        attention: str = "padded",
+    ) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
@@ -202,7 +218,13 @@ class BertForPreTraining(nn.Module):
         The masked-language-model logits would be the largest tensor of a step. The training loss therefore computes
         them in blocks; `decode` computes all of them.
         """
-        hidden = self.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        hidden = self.encode(
+            input_ids,
+            token_type_ids,
+            position_ids,
+            cu_seqlens,
+            max_seqlen,
+        )
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
         return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
 
@@ -224,7 +246,14 @@ class BertForPreTraining(nn.Module):
             if parameter.dim() == 2:
                 generator = torch.Generator().manual_seed(rng.torch_seed(seed, "initialize", name=name))
                 weight = torch.empty(parameter.shape)  # on the CPU, so that every device starts from equal weights
-                nn.init.trunc_normal_(weight, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
+                nn.init.trunc_normal_(
+                    weight,
+                    0.0,
+                    deviation,
+                    -2 * deviation,
+                    2 * deviation,
+                    generator=generator,
+                )
                 parameter.copy_(weight)
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)

@@ -50,8 +50,11 @@ def damage_of_model(folder: Path, *, verify_hashes: bool = True) -> str | None:
 def check_model(folder: Path, flag: str, *, verify_hashes: bool = True) -> None:
     """Raise `DataError` if a model folder with checksums is damaged."""
     if has_checksums(folder) and (damage := damage_of_model(folder, verify_hashes=verify_hashes)):
-        remedy = f"copy or write the folder again; if you changed it on purpose, remove its {CHECKSUMS}"
-        raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy)
+        raise DataError(
+            f"{folder} is damaged: {damage}",
+            where=flag,
+            remedy=f"copy or write the folder again; if you changed it on purpose, remove its {CHECKSUMS}",
+        )
 
 
 def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
@@ -67,8 +70,11 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
         raise DataError("vocab_size is missing or invalid", where=where, remedy=_REMEDY)
     for key, value in _SUPPORTED.items():
         if content.get(key, value) != value:
-            what = f"{key} is {str(content[key])[:80]!r}; only BERT with {value!r} is supported"
-            raise DataError(what, where=where, remedy=_REMEDY)
+            raise DataError(
+                f"{key} is {str(content[key])[:80]!r}; only BERT with {value!r} is supported",
+                where=where,
+                remedy=_REMEDY,
+            )
     try:
         settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
         config = ModelConfig.model_validate(settings, strict=True)
@@ -78,7 +84,12 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     return config, vocab_size
 
 
-def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
+def _check_sizes(
+    config: ModelConfig,
+    vocab_size: int,
+    folder: Path,
+    flag: str,
+) -> None:
     """Compare the sizes in `config.json` with the weights, so that wrong sizes cannot allocate a huge model."""
     shapes = {current_name(name): shape for name, shape in read_weights(folder, flag, only_shapes=True).items()}
     hidden = config.hidden_size
@@ -98,7 +109,13 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
                 what += f", but {wrapped[0]}"
                 remedy = "save the model without its wrapper (of DataParallel: model.module), or rename the tensors"
             raise DataError(what, where=flag, remedy=remedy)
-        check_shape(name, shapes[name], shape, folder, flag)
+        check_shape(
+            name,
+            shapes[name],
+            shape,
+            folder,
+            flag,
+        )
 
 
 def lengths(folder: Path) -> tuple[int, int]:
@@ -121,9 +138,11 @@ def length_limit(folder: Path, max_length: int | None) -> int:
     if max_length is None:
         return trained
     if not 3 <= max_length <= positions:
-        what = f"the maximum length is {max_length}, the model {folder} has {positions} positions"
-        remedy = f"set it to 3 to {positions} tokens, including [CLS] and [SEP]"
-        raise ConfigError(what, where="--max-length", remedy=remedy)
+        raise ConfigError(
+            f"the maximum length is {max_length}, the model {folder} has {positions} positions",
+            where="--max-length",
+            remedy=f"set it to 3 to {positions} tokens, including [CLS] and [SEP]",
+        )
     if max_length > trained:
         hint = "leave it out, or train the model on longer examples"
         what = f"--max-length is {max_length}, but the model is trained for {trained} tokens"
@@ -153,9 +172,11 @@ def read_weights(folder: Path, flag: str, *, only_shapes: bool = False) -> dict[
         try:
             weights |= _read_weights(path, only_shapes)
         except Exception as error:  # a broken pickle can raise any exception
-            what = f"{path.name} is broken, or a pickle of more than tensors, which is not unpickled"
-            remedy = f"copy it again; if you trust a pickle, convert it to {WEIGHTS}"
-            raise DataError(what, where=str(path), remedy=remedy) from error
+            raise DataError(
+                f"{path.name} is broken, or a pickle of more than tensors, which is not unpickled",
+                where=str(path),
+                remedy=f"copy it again; if you trust a pickle, convert it to {WEIGHTS}",
+            ) from error
     return weights
 
 
@@ -195,16 +216,27 @@ def _indexed_files(index: Path) -> list[Path]:
     files = [index.parent / name for name in names]
     missing = [path.name for path in files if not os.path.isfile(path)]  # Path.is_file fails for very long names
     if missing:
-        what = f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:3])}"
-        raise DataError(what, where=str(index), remedy=remedy)
+        raise DataError(
+            f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:3])}",
+            where=str(index),
+            remedy=remedy,
+        )
     return files
 
 
-def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], folder: Path, flag: str) -> None:
+def check_shape(
+    name: str,
+    shape: tuple[int, ...],
+    expected: tuple[int, ...],
+    folder: Path,
+    flag: str,
+) -> None:
     if shape != expected:
-        what = f"the tensor {name} has the shape {str(shape)[:80]}, the model needs {str(expected)[:80]}"
-        remedy = f"correct the sizes in that folder's {CONFIG}, and use data made with its tokenizer"
-        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
+        raise DataError(
+            f"the tensor {name} has the shape {str(shape)[:80]}, the model needs {str(expected)[:80]}",
+            where=f"{flag} {folder}",
+            remedy=f"correct the sizes in that folder's {CONFIG}, and use data made with its tokenizer",
+        )
 
 
 def current_name(name: str) -> str:
@@ -234,8 +266,11 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
     ours = _effects(tokenizer.rules)
     differences = [f"{name} {theirs[name]} and {ours[name]}" for name in theirs if theirs[name] != ours[name]]
     if differences:
-        what = f"the tokenizers of {folder} and of the data treat text differently: {', '.join(differences)}"
-        raise DataError(what, where=flag, remedy="make the data with --vocab and this model's folder")
+        raise DataError(
+            f"the tokenizers of {folder} and of the data treat text differently: {', '.join(differences)}",
+            where=flag,
+            remedy="make the data with --vocab and this model's folder",
+        )
     return extension
 
 
@@ -249,22 +284,31 @@ def _effects(rules: TextRules) -> dict[str, bool]:
     return effects
 
 
-def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
+def check_rows(
+    folder: Path,
+    num_rows: int,
+    tokenizer: Tokenizer,
+    flag: str,
+) -> None:
     """Raise `DataError` if a word embedding has fewer rows than a vocabulary has tokens.
 
     More rows are an error only if the model folder has no vocabulary. Otherwise they pad the embedding to a round
     number, and stay in the softmax, as in `transformers`.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
-        what = f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}"
-        remedy = "put the model's vocab.txt there, or use data made with the model's tokenizer folder"
-        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
+        raise DataError(
+            f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}",
+            where=f"{flag} {folder}",
+            remedy="put the model's vocab.txt there, or use data made with the model's tokenizer folder",
+        )
 
 
 def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
     """Raise `DataError` if a model folder has a vocabulary other than the tokenizer's."""
     extension = match_vocabulary(folder, tokenizer, flag)
     if extension is not None and extension.pieces:
-        what = f"the vocabulary of the data extends the vocabulary of {folder} by {len(extension.pieces)} tokens"
-        remedy = "make data with --vocab and this model's folder, or use a model trained on such data"
-        raise DataError(what, where=flag, remedy=remedy)
+        raise DataError(
+            f"the vocabulary of the data extends the vocabulary of {folder} by {len(extension.pieces)} tokens",
+            where=flag,
+            remedy="make data with --vocab and this model's folder, or use a model trained on such data",
+        )

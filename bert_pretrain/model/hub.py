@@ -47,8 +47,11 @@ def model_folder(model: str | Path, flag: str) -> Path:
         remedy += f"'hf download {name} --local-dir FOLDER' and pass that FOLDER"
         raise DataError(what, where=flag, remedy=remedy) from error
     if not any(folder.glob("*.safetensors")):
-        what = f"{name} on the Hub has no safetensors, and pickles are not downloaded"
-        raise DataError(what, where=flag, remedy="load and save it with transformers, and pass that folder")
+        raise DataError(
+            f"{name} on the Hub has no safetensors, and pickles are not downloaded",
+            where=flag,
+            remedy="load and save it with transformers, and pass that folder",
+        )
     print(f"model {model} from the Hub: {folder}", file=sys.stderr)
     return folder
 

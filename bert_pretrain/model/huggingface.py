@@ -162,15 +162,22 @@ def load_model(
     model = BertForPreTraining(config, vocab_size, attention=backend)
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:
-        what = f"{folder} lacks {len(needed)} required weights, such as {needed[0]}"
-        remedy = "use a model with its pretraining heads, such as one written by 'bert-pretrain train'"
-        raise DataError(what, where=flag, remedy=remedy)
+        raise DataError(
+            f"{folder} lacks {len(needed)} required weights, such as {needed[0]}",
+            where=flag,
+            remedy="use a model with its pretraining heads, such as one written by 'bert-pretrain train'",
+        )
     return LoadedModel(model.to(device).eval(), missing, unused)
 
 
 @torch.no_grad()
 def load_weights(
-    model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
+    model: BertForPreTraining,
+    folder: Path,
+    *,
+    flag: str,
+    seed: int,
+    extension: Extension | None = None,
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
@@ -180,7 +187,13 @@ def load_weights(
     tensors = _with_current_names(read_weights(folder, flag), f"{flag} {folder}")
     if extension is not None:
         for name in tensors.keys() & set(_TENSORS_BY_TOKEN):
-            tensors[name] = _extend_rows(name, tensors[name], extension, folder, flag)
+            tensors[name] = _extend_rows(
+                name,
+                tensors[name],
+                extension,
+                folder,
+                flag,
+            )
     num_positions = model.config.max_position_embeddings
     if POSITIONS in tensors and len(tensors[POSITIONS]) < num_positions:
         # Repetition keeps the relative distances that attention has learned, except at the seams.
@@ -194,22 +207,36 @@ def load_weights(
             continue
         shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
         for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
-            check_shape(part, tuple(tensors[part].shape), shape, folder, flag)
+            check_shape(
+                part,
+                tuple(tensors[part].shape),
+                shape,
+                folder,
+                flag,
+            )
             target.copy_(tensors[part])
         used.update(parts)
     model.initialize(seed, to_initialize)
     return missing, {name: tensors[name] for name in sorted(set(tensors) - used)}
 
 
-def _extend_rows(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
+def _extend_rows(
+    name: str,
+    rows: Tensor,
+    extension: Extension,
+    folder: Path,
+    flag: str,
+) -> Tensor:
     """Return the rows of an extended vocabulary. The row of a new token is the mean of the rows of its old pieces.
 
     Rows beyond the old vocabulary, which pad some models to a round number, are dropped.
     """
     if rows.shape[0] < extension.num_old_tokens:
-        what = f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows"
-        remedy = "put the vocabulary that the model was trained with into its folder"
-        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
+        raise DataError(
+            f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows",
+            where=f"{flag} {folder}",
+            remedy="put the vocabulary that the model was trained with into its folder",
+        )
     extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
     extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
     for index, pieces in extension.pieces.items():
@@ -230,19 +257,28 @@ def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Ten
         if tensor.dtype in _DTYPES and tensor.layout == torch.strided:
             # Unlike `isfinite`, `aminmax` needs no memory. Both of its results are NaN if a number is NaN.
             if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-                what = f"the tensor {old_name} has NaN or infinity"
-                raise DataError(what, where=where, remedy="use a model whose training did not diverge")
+                raise DataError(
+                    f"the tensor {old_name} has NaN or infinity",
+                    where=where,
+                    remedy="use a model whose training did not diverge",
+                )
         elif name.startswith(("bert.", "cls.")):
-            what = f"{tensor.dtype} with {tensor.layout} is not supported"
-            raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
+            raise DataError(
+                f"{tensor.dtype} with {tensor.layout} is not supported",
+                where=old_name,
+                remedy="convert the model to fp32, bf16 or fp16",
+            )
         renamed[name] = tensor
     # The decoder is tied to the embeddings, but some versions also store its weight and bias.
     decoder = renamed.pop("cls.predictions.decoder.weight", None)
     bias = renamed.pop("cls.predictions.decoder.bias", None)
     embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
-        what = "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them"
-        raise DataError(what, where="cls.predictions.decoder.weight", remedy="use a BERT with tied embeddings")
+        raise DataError(
+            "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them",
+            where="cls.predictions.decoder.weight",
+            remedy="use a BERT with tied embeddings",
+        )
     if bias is not None:
         renamed.setdefault("cls.predictions.bias", bias)
     return renamed

@@ -117,11 +117,21 @@ class Bert:
         """Return `[CLS] ids [SEP]`."""
         return np.concatenate(([self.tokenizer.cls_id], ids, [self.tokenizer.sep_id])).astype(np.int64)
 
-    def check_length(self, num_tokens: int, what: str, *, where: str, remedy: str) -> None:
+    def check_length(
+        self,
+        num_tokens: int,
+        what: str,
+        *,
+        where: str,
+        remedy: str,
+    ) -> None:
         """Raise InputError if a text that cannot be truncated, described by `what`, is longer than the maximum."""
         if num_tokens > self.max_length:
-            what = f"{what} has {num_tokens} tokens, the model is trained for {self.max_length}"
-            raise InputError(what, where=where, remedy=remedy)
+            raise InputError(
+                f"{what} has {num_tokens} tokens, the model is trained for {self.max_length}",
+                where=where,
+                remedy=remedy,
+            )
 
     def run(
         self,
@@ -151,8 +161,11 @@ class Bert:
                 batch = sequences.take(rows)
                 outputs = head(pack_sequences(batch, self.device), batch)
                 if not outputs.isfinite().all():
-                    remedy = "use --precision fp32, or a model with smaller weights"
-                    raise DataError("the outputs of the network are not finite", where="MODEL", remedy=remedy)
+                    raise DataError(
+                        "the outputs of the network are not finite",
+                        where="MODEL",
+                        remedy="use --precision fp32, or a model with smaller weights",
+                    )
                 results.append(outputs.float().cpu().numpy())
                 on_batch(rows)
         order = np.concatenate(batches)
@@ -177,8 +190,22 @@ def open_bert(
     configure_cpu(device)
     dtype = choose_precision(config.precision, device).dtype
     required = ("bert.embeddings", "bert.encoder", *required)
-    loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=required)
+    loaded = load_model(
+        folder,
+        attention=config.attention,
+        device=device,
+        dtype=dtype,
+        required=required,
+    )
     tokenizer = tokenizer or Tokenizer.load(folder, "MODEL")
     check_rows(folder, loaded.model.vocab_size, tokenizer, "MODEL")
     max_length = length_limit(folder, max_length)
-    return Bert(loaded.model, tokenizer, device, dtype, max_length, loaded.missing, loaded.unused)
+    return Bert(
+        loaded.model,
+        tokenizer,
+        device,
+        dtype,
+        max_length,
+        loaded.missing,
+        loaded.unused,
+    )

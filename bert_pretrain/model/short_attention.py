@@ -30,24 +30,53 @@ def short_attention(query_key_value: Tensor, cu_seqlens: Tensor, longest: int) -
 
     context, logsumexp = _outputs(query_key_value, cu_seqlens, longest)
     tensors = query_key_value.contiguous(), context, logsumexp
-    _launch(short_kernels.attention_forward, *tensors, cu_seqlens=cu_seqlens, longest=longest, **FORWARD)
+    _launch(
+        short_kernels.attention_forward,
+        *tensors,
+        cu_seqlens=cu_seqlens,
+        longest=longest,
+        **FORWARD,
+    )
     return context, logsumexp
 
 
 @torch.library.custom_op("bert_pretrain::short_attention_backward", mutates_args=())
 def short_gradients(
-    gradient: Tensor, query_key_value: Tensor, logsumexp: Tensor, cu_seqlens: Tensor, longest: int
+    gradient: Tensor,
+    query_key_value: Tensor,
+    logsumexp: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
 ) -> Tensor:
     """Return the gradient of query, key and value, (tokens, 3, heads, width), from the gradient of the context."""
     from bert_pretrain.model import short_kernels
 
-    gradients = _gradients(gradient, query_key_value, logsumexp, cu_seqlens, longest)
+    gradients = _gradients(
+        gradient,
+        query_key_value,
+        logsumexp,
+        cu_seqlens,
+        longest,
+    )
     tensors = query_key_value.contiguous(), gradient.contiguous(), logsumexp, gradients
-    _launch(short_kernels.attention_backward, *tensors, cu_seqlens=cu_seqlens, longest=longest, **BACKWARD)
+    _launch(
+        short_kernels.attention_backward,
+        *tensors,
+        cu_seqlens=cu_seqlens,
+        longest=longest,
+        **BACKWARD,
+    )
     return gradients
 
 
-def _launch(kernel: Any, *tensors: Tensor, cu_seqlens: Tensor, longest: int, rows: int, **options: int) -> None:
+def _launch(
+    kernel: Any,
+    *tensors: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    rows: int,
+    **options: int,
+) -> None:
     _, _, heads, width = tensors[0].shape
     keys = max(16, 1 << (longest - 1).bit_length())
     shape = {"HEADS": heads, "WIDTH": width, "KEYS": keys, "ROWS": min(rows, keys)}
@@ -55,7 +84,13 @@ def _launch(kernel: Any, *tensors: Tensor, cu_seqlens: Tensor, longest: int, row
     assert width in HEAD_SIZES, shape
     assert shape["ROWS"] <= keys <= MAX_SEQLEN, shape
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton uses the current device
-        kernel[(heads * (len(cu_seqlens) - 1),)](*tensors, cu_seqlens, width**-0.5, **shape, **options)
+        kernel[(heads * (len(cu_seqlens) - 1),)](
+            *tensors,
+            cu_seqlens,
+            width**-0.5,
+            **shape,
+            **options,
+        )
 
 
 @short_attention.register_fake
@@ -66,7 +101,11 @@ def _outputs(query_key_value: Tensor, cu_seqlens: Tensor, longest: int) -> tuple
 
 @short_gradients.register_fake
 def _gradients(
-    gradient: Tensor, query_key_value: Tensor, logsumexp: Tensor, cu_seqlens: Tensor, longest: int
+    gradient: Tensor,
+    query_key_value: Tensor,
+    logsumexp: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
 ) -> Tensor:
     return torch.empty_like(query_key_value, memory_format=torch.contiguous_format)
 

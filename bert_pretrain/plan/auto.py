@@ -69,7 +69,13 @@ def planned_config(
         return load_config(path, settings, {**(flags or {}), "time": ("--time", time)})
 
 
-def _show_existing_plan(path: Path, inputs: Sequence[str], machine: str | None, *, dry_run: bool) -> None:
+def _show_existing_plan(
+    path: Path,
+    inputs: Sequence[str],
+    machine: str | None,
+    *,
+    dry_run: bool,
+) -> None:
     """Print that the plan is used, or in a dry run the plan. Raise `ConfigError` if it has other inputs."""
     planned = load_config(path)
     if planned.inputs != inputs:
@@ -86,15 +92,30 @@ def _show_existing_plan(path: Path, inputs: Sequence[str], machine: str | None, 
         print(f"using the existing plan {path}{ignored}")
 
 
-def _write_new_plan(path: Path, asked: Config, machine: str | None, *, dry_run: bool) -> None:
+def _write_new_plan(
+    path: Path,
+    asked: Config,
+    machine: str | None,
+    *,
+    dry_run: bool,
+) -> None:
     """Make a plan for the inputs and the time of `asked`. Print it, and write it with its forecast and machine."""
     assert asked.time is not None
     if asked.time < MIN_SECONDS:
-        what = f"{asked.time:g} seconds are too short for vocabulary, data and training"
-        raise ConfigError(what, where="--time", remedy="allow at least 2m")
+        raise ConfigError(
+            f"{asked.time:g} seconds are too short for vocabulary, data and training",
+            where="--time",
+            remedy="allow at least 2m",
+        )
     with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
         text_facts = measure_text(asked.inputs, asked.data)  # a dry run prints only the plan, which is YAML
-    facts = _facts(machine, text_facts, asked.time, asked.train, dry_run=dry_run)
+    facts = _facts(
+        machine,
+        text_facts,
+        asked.time,
+        asked.train,
+        dry_run=dry_run,
+    )
     plan = plan_run(asked.inputs, text_facts, facts, asked.time)
     print(plan.yaml)
     if dry_run:
@@ -105,7 +126,14 @@ def _write_new_plan(path: Path, asked: Config, machine: str | None, *, dry_run: 
     write_text(path, plan.yaml)
 
 
-def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
+def _facts(
+    machine: str | None,
+    text: TextFacts,
+    seconds: float,
+    train: TrainConfig,
+    *,
+    dry_run: bool,
+) -> MachineFacts:
     """Return the facts of the machine to plan for.
 
     The facts named by `machine` are used in a dry run, or if they have the device, cores and memory of this machine.

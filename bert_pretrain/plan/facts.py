@@ -110,8 +110,11 @@ def _measure(corpus: Corpus, cjk_share: float) -> TextFacts:
                 num_documents += len(counts)
                 sentences += counts
     if not sentences:
-        where = corpus.sources[0].location
-        raise InputError("the inputs contain no text", where=where, remedy="give files that contain text")
+        raise InputError(
+            "the inputs contain no text",
+            where=corpus.sources[0].location,
+            remedy="give files that contain text",
+        )
     are_many = len(corpus.sources) > MAX_SAMPLED_SOURCES
     is_divisible = are_many or all(map(_is_divisible, sample.originals))
     return TextFacts(
@@ -164,7 +167,13 @@ class Size(NamedTuple):
 
     def flops_per_token(self, num_outputs: int, length: int) -> float:
         """Return the floating-point operations per training token, forward and backward, see `training_flops`."""
-        return training_flops(self.model_config(length), num_outputs, 1.0, length, MASKED_SHARE)
+        return training_flops(
+            self.model_config(length),
+            num_outputs,
+            1.0,
+            length,
+            MASKED_SHARE,
+        )
 
 
 # BERT-Tiny to BERT-Large, and one size between the smallest two of Turc et al. (2019).
@@ -227,7 +236,13 @@ class MachineFacts(_Facts):
         fitting = [speed.size for speed in self.speeds if BYTES_PER_WEIGHT * speed.size.weights < self.memory_bytes]
         return tuple(fitting) or (self.speeds[0].size,)
 
-    def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
+    def tokens_per_second(
+        self,
+        size: Size,
+        vocab_size: int,
+        length: int,
+        batch_tokens: int,
+    ) -> float:
         """Return the training speed in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
         flops = batch_tokens * size.flops_per_token(num_outputs(self.device, vocab_size), length)
         return batch_tokens / self.speed(size).seconds(flops)
@@ -248,8 +263,11 @@ def read_machine(name_or_file: str) -> MachineFacts:
         what = f"there is no machine '{name_or_file}'"
     except ValidationError as error:
         what = f"{path} is not a file of machine facts: {first_problem(error)}"
-    remedy = f"choose {', '.join(shipped)}, or OUTPUT/machine.json of a 'run auto'"
-    raise ConfigError(what, where="--machine", remedy=remedy)
+    raise ConfigError(
+        what,
+        where="--machine",
+        remedy=f"choose {', '.join(shipped)}, or OUTPUT/machine.json of a 'run auto'",
+    )
 
 
 def shipped_facts(device_name: str, memory_bytes: int, cores: int) -> MachineFacts | None:

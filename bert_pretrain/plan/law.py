@@ -38,7 +38,13 @@ class Curve(NamedTuple):
     spread: float  # largest relative error of the fit
 
     def loss(
-        self, weights: float, tokens: float, steps: float = math.inf, batch_tokens: float = 0.0, *, start: float = 0.0
+        self,
+        weights: float,
+        tokens: float,
+        steps: float = math.inf,
+        batch_tokens: float = 0.0,
+        *,
+        start: float = 0.0,
     ) -> float:
         """Return the held-out loss in nats of a network of `weights` million weights after `tokens` million tokens.
 
@@ -52,7 +58,22 @@ class Curve(NamedTuple):
 
 
 # "en" is used for all text that is written with letters.
-CURVES = {"en": Curve(2.0, 0.1187, 0.1669, 55.3382, 0.0481), "zh": Curve(2.0, 0.0136, 0.1321, 55.3382, 0.0743)}
+CURVES = {
+    "en": Curve(
+        2.0,
+        0.1187,
+        0.1669,
+        55.3382,
+        0.0481,
+    ),
+    "zh": Curve(
+        2.0,
+        0.0136,
+        0.1321,
+        55.3382,
+        0.0743,
+    ),
+}
 # A start from co-occurrences is worth this share of the training tokens, up to this many million tokens: the share is
 # from pairs of runs with and without it, the maximum from runs of up to 60 million tokens with it (docs/auto.md).
 START_SHARE = 0.6
@@ -134,14 +155,26 @@ def forecast(
     curve = CURVES[language]
     new_tokens = effective_tokens(tokens, epochs)
     start = worth_of_start(new_tokens) if from_cooccurrences else 0.0
-    loss = curve.loss(size.weights / 1e6, new_tokens, 1e6 * tokens / batch_tokens, batch_tokens, start=start)
+    loss = curve.loss(
+        size.weights / 1e6,
+        new_tokens,
+        1e6 * tokens / batch_tokens,
+        batch_tokens,
+        start=start,
+    )
     use = expected_use(loss, VOCAB_SIZE, language)
     assert use is not None
     loss *= (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
     beyond = _beyond(size, vocab_size, tokens, batch_tokens)
     below, above = MARGINS_BEYOND if beyond else (MARGIN, MARGIN)
     mlm_range = (loss * (1.0 - curve.spread - below), loss * (1.0 + curve.spread + above))
-    return Forecast(loss, mlm_range, nsp_range(new_tokens, language), use, beyond)
+    return Forecast(
+        loss,
+        mlm_range,
+        nsp_range(new_tokens, language),
+        use,
+        beyond,
+    )
 
 
 def worth_of_start(tokens: float) -> float:
@@ -168,7 +201,12 @@ def nsp_range(tokens: float, language: str) -> tuple[float, float]:
     return max(0.47, expected - NSP_SPREAD), min(1.0, expected + NSP_SPREAD)
 
 
-def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: float) -> str:
+def _beyond(
+    size: Size,
+    vocab_size: int,
+    tokens: float,
+    batch_tokens: float,
+) -> str:
     """Return the settings that are outside the measured range, as text."""
     beyond = []
     if size not in MEASURED_SIZES | CONFIRMED_SIZES:

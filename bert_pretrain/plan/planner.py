@@ -113,7 +113,12 @@ class RunPlan:
         return load_config(flags={key: ("plan", value) for key, value in yaml.safe_load(self.yaml).items()})
 
 
-def plan_run(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> RunPlan:
+def plan_run(
+    inputs: tuple[str, ...],
+    text: TextFacts,
+    machine: MachineFacts,
+    seconds: float,
+) -> RunPlan:
     """Return the plan for `seconds` (at least `MIN_SECONDS`) from the start of the command to the finished model."""
     affordable = _affordable_fraction(text, machine, seconds)
     fraction = affordable
@@ -199,7 +204,12 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
     return wanted if text.is_divisible and wanted < 0.8 else 1.0  # from 80 % on, all of it
 
 
-def _suitable_trainings(text: TextFacts, machine: MachineFacts, seconds: float, fraction: float) -> list[Training]:
+def _suitable_trainings(
+    text: TextFacts,
+    machine: MachineFacts,
+    seconds: float,
+    fraction: float,
+) -> list[Training]:
     """Return the candidates that suit the text and the time, the smallest network first."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     part = text.part(fraction)
@@ -224,12 +234,41 @@ def _best_size(trainings: list[Training]) -> Training:
     return best
 
 
-def _training(size: Size, machine: MachineFacts, train_seconds: float, text: TextFacts) -> Training:
+def _training(
+    size: Size,
+    machine: MachineFacts,
+    train_seconds: float,
+    text: TextFacts,
+) -> Training:
     """Return the candidate for a network, with its best batch size. A training on few tokens gets short examples."""
-    short = _best_batch([_candidate(size, machine, train_seconds, text, SHORT_LENGTH, batch) for batch in law.BATCHES])
+    short = _best_batch(
+        [
+            _candidate(
+                size,
+                machine,
+                train_seconds,
+                text,
+                SHORT_LENGTH,
+                batch,
+            )
+            for batch in law.BATCHES
+        ]
+    )
     if short.tokens <= law.SHORT_UP_TO_TOKENS:
         return short
-    return _best_batch([_candidate(size, machine, train_seconds, text, LENGTH, batch) for batch in law.BATCHES])
+    return _best_batch(
+        [
+            _candidate(
+                size,
+                machine,
+                train_seconds,
+                text,
+                LENGTH,
+                batch,
+            )
+            for batch in law.BATCHES
+        ]
+    )
 
 
 def _candidate(
@@ -257,7 +296,14 @@ def _candidate(
         tokens=tokens,
         epochs=epochs,
         time_share=time_share,
-        forecast=law.forecast(size, vocab_size, tokens, epochs, text.is_chinese, batch_tokens),
+        forecast=law.forecast(
+            size,
+            vocab_size,
+            tokens,
+            epochs,
+            text.is_chinese,
+            batch_tokens,
+        ),
     )
 
 

@@ -19,7 +19,13 @@ class TimeLimit:
     Time in which no command runs does not count.
     """
 
-    def __init__(self, seconds: float, file: Path, *, used_before_open: float = 0.0) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        file: Path,
+        *,
+        used_before_open: float = 0.0,
+    ) -> None:
         """Continue the count in `file`; this command has already run for `used_before_open` seconds."""
         self.seconds = seconds
         self._file = file

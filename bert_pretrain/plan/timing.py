@@ -45,7 +45,12 @@ MIN_TIMED_NETWORKS = 3  # networks whose timing may take longer than planned, se
 REFERENCES = {"cpu": "cpu2", "cuda": "h200"}  # shipped machines whose speed ratios extrapolate to networks not timed
 
 
-def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_start: float = 0.0) -> MachineFacts:
+def measure_machine(
+    seconds: float,
+    vocab_size: int,
+    train: TrainConfig,
+    latest_start: float = 0.0,
+) -> MachineFacts:
     """Time training steps of the networks in `SIZES`, the smallest first, and extrapolate the others.
 
     Args:
@@ -66,7 +71,14 @@ def measure_machine(seconds: float, vocab_size: int, train: TrainConfig, latest_
     if is_cuda:
         torch.cuda.set_device(device)
         smallest = SIZES[0].model_config(LENGTH)
-        if StepRunner(smallest, LENGTH, vocab_size, train, device, is_timed=False).is_compiled:
+        if StepRunner(
+            smallest,
+            LENGTH,
+            vocab_size,
+            train,
+            device,
+            is_timed=False,
+        ).is_compiled:
             torch.compile(torch.neg)(torch.zeros(8, device=device))  # starts the compiler
     outputs = num_outputs(device.type, vocab_size)
     begin = time.perf_counter()
@@ -137,11 +149,23 @@ def extrapolated(size: Size, last: Speed, device: str) -> Speed:
     )
 
 
-def _measure_speed(size: Size, vocab_size: int, device: torch.device, train: TrainConfig) -> Speed:
+def _measure_speed(
+    size: Size,
+    vocab_size: int,
+    device: torch.device,
+    train: TrainConfig,
+) -> Speed:
     """Time steps with a few batch sizes; with only one batch size, also the optimizer update alone."""
     _free_cuda_memory(device)
     train = train.model_copy(update={"optimizer": "muon"})
-    training = StepRunner(size.model_config(LENGTH), LENGTH, vocab_size, train, device, is_timed=True)
+    training = StepRunner(
+        size.model_config(LENGTH),
+        LENGTH,
+        vocab_size,
+        train,
+        device,
+        is_timed=True,
+    )
     outputs = num_outputs(device.type, vocab_size)
     timed: list[tuple[float, float]] = []
     best_rate = 0.0
@@ -245,9 +269,20 @@ class StepRunner:
 
     def micro_batch_tokens(self, train: TrainConfig) -> int:
         """Return the tokens of a micro-batch, as training chooses them."""
-        return hardware.choose_micro_batch_tokens(train, self.model, self.length, self.device, self.dtype)
+        return hardware.choose_micro_batch_tokens(
+            train,
+            self.model,
+            self.length,
+            self.device,
+            self.dtype,
+        )
 
-    def random_batch(self, examples: int, micro_batch_tokens: int, outputs: int) -> GlobalBatch:
+    def random_batch(
+        self,
+        examples: int,
+        micro_batch_tokens: int,
+        outputs: int,
+    ) -> GlobalBatch:
         """Return a batch of random tokens and labels, with `outputs` candidates if the vocabulary has more tokens."""
         rng = np.random.default_rng(0)
         length = self.length
@@ -272,7 +307,15 @@ class StepRunner:
         return batch.to(self.device)
 
     def step(self, batch: GlobalBatch, graphs: StepGraphs | None = None) -> None:
-        train_step(self.state, batch, self.train, step=0, learning_rate=1e-4, dtype=self.dtype, graphs=graphs)
+        train_step(
+            self.state,
+            batch,
+            self.train,
+            step=0,
+            learning_rate=1e-4,
+            dtype=self.dtype,
+            graphs=graphs,
+        )
 
 
 def compile_ahead(config: Config) -> Iterator[None]:
@@ -296,7 +339,14 @@ def compile_ahead(config: Config) -> Iterator[None]:
     try:
         with torch.random.fork_rng(devices=[device]):
             # The kernels are not timed, because the work on the data would distort the times.
-            training = StepRunner(config.model, length, vocab_size, train, device, is_timed=False)
+            training = StepRunner(
+                config.model,
+                length,
+                vocab_size,
+                train,
+                device,
+                is_timed=False,
+            )
             yield
             if training.is_compiled:
                 tokens = training.micro_batch_tokens(train)

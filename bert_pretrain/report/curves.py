@@ -40,15 +40,40 @@ class Panel(NamedTuple):
 
 PANELS = (
     Panel("masked tokens: loss", "nats per token", "mlm_loss", axis=()),
-    Panel("masked tokens: accuracy", "", "mlm_accuracy", (0.0, 0.2), is_share=True),
-    Panel("{pairs}: loss", "nats per pair", "nsp_loss", (0.0, 0.75), math.log(2)),
-    Panel("{pairs}: accuracy", "", "nsp_accuracy", (0.4, 0.8), 0.5, is_share=True),
+    Panel(
+        "masked tokens: accuracy",
+        "",
+        "mlm_accuracy",
+        (0.0, 0.2),
+        is_share=True,
+    ),
+    Panel(
+        "{pairs}: loss",
+        "nats per pair",
+        "nsp_loss",
+        (0.0, 0.75),
+        math.log(2),
+    ),
+    Panel(
+        "{pairs}: accuracy",
+        "",
+        "nsp_accuracy",
+        (0.4, 0.8),
+        0.5,
+        is_share=True,
+    ),
 )
 MORE_PANELS = (
     Panel("learning rate", "", "learning_rate"),
     Panel("gradient norm", "before clipping", "grad_norm"),
     Panel("speed", "tokens/s, without padding", "tokens_per_second"),
-    Panel("waiting for data", "of the time", "data_wait_share", (0.0, 0.05), is_share=True),
+    Panel(
+        "waiting for data",
+        "of the time",
+        "data_wait_share",
+        (0.0, 0.05),
+        is_share=True,
+    ),
 )
 
 
@@ -84,8 +109,11 @@ def write_figure(figure: Any, output: Path) -> None:
     """Write a figure in the format of the file's ending."""
     file_format = output.suffix.lstrip(".").lower()
     if file_format not in figure.canvas.get_supported_filetypes():
-        what = f"'{output.name}' does not end in an image format"
-        raise ConfigError(what, where="--output", remedy="use .png, .svg or .pdf")
+        raise ConfigError(
+            f"'{output.name}' does not end in an image format",
+            where="--output",
+            remedy="use .png, .svg or .pdf",
+        )
     write_file(output, image_bytes(figure, file_format))
 
 
@@ -120,7 +148,14 @@ def make_figure(runs: Sequence[Run], panels: Sequence[Panel]) -> Any:
     height = 3 * num_rows  # inches
     figure = Figure(figsize=(10, height))
     # Fixed margins of 0.54 and 0.36 inches: matplotlib's automatic layout takes as long as the drawing.
-    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.54 / height, top=1 - 0.36 / height, wspace=0.3, hspace=0.35)
+    figure.subplots_adjust(
+        left=0.1,
+        right=0.98,
+        bottom=0.54 / height,
+        top=1 - 0.36 / height,
+        wspace=0.3,
+        hspace=0.35,
+    )
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, 2, place)
         _draw_panel(axes, panel, runs)
@@ -175,4 +210,11 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
         }
     for (label, value), style in zip(references.items(), ("--", ":"), strict=False):
         if value is not None:
-            axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
+            axes.axhline(
+                value,
+                linestyle=style,
+                color="black",
+                linewidth=0.9,
+                alpha=0.6,
+                label=label,
+            )

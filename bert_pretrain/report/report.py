@@ -39,7 +39,13 @@ def write_report(folders: list[Path], output: Path) -> tuple[Path, Path]:
         summaries.append({"name": name, "hints": hints, "use": use, **_metrics(run), **_normal_values(run)})
     pictures = [base64.b64encode(curves.image_bytes(figure)).decode() for figure in figures]
     curves.write_figure(figures[0], output)
-    write_page(page, "report.html", runs=summaries, pair_accuracy=pair_accuracy, pictures=pictures)
+    write_page(
+        page,
+        "report.html",
+        runs=summaries,
+        pair_accuracy=pair_accuracy,
+        pictures=pictures,
+    )
     return output, page
 
 

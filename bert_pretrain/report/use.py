@@ -39,7 +39,10 @@ class Use(NamedTuple):
 
 
 def expected_use(
-    mlm_loss: float, vocab_size: int, language: str, masked_share: float = MEASURED_MASKED_SHARE
+    mlm_loss: float,
+    vocab_size: int,
+    language: str,
+    masked_share: float = MEASURED_MASKED_SHARE,
 ) -> Use | None:
     """Return the expected use for a held-out loss in nats; None for a language that was not measured.
 

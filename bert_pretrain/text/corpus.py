@@ -40,7 +40,11 @@ class Corpus:
 
     @staticmethod
     def open(
-        inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False, finds_language: bool = True
+        inputs: Sequence[str],
+        config: DataConfig,
+        *,
+        whole_words: bool = False,
+        finds_language: bool = True,
     ) -> "Corpus":
         """Resolve the inputs and detect their language, unless it is set. With `whole_words`, each word is a token."""
         corpus = Corpus(tuple(resolve(inputs, config, whole_words=whole_words)), config)
@@ -123,7 +127,13 @@ class Corpus:
                 read_bytes += sizes[index] * source.fraction_read  # by a stage
             scales.append(float(sizes.sum() / chosen_bytes * read_bytes / copied_bytes))
         corpus = Corpus(tuple(copies), self.config)
-        return Sample(corpus, tuple(originals), tuple(shares), scales[0], scales[-1])
+        return Sample(
+            corpus,
+            tuple(originals),
+            tuple(shares),
+            scales[0],
+            scales[-1],
+        )
 
 
 class Sample(NamedTuple):
@@ -172,7 +182,12 @@ def _chosen(sources: Sequence[Source], num_pieces: int) -> list[tuple[int, Sourc
     return [(index, sources[index], number) for index, number in pieces.items()]
 
 
-def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
+def copy_start(
+    source: Source,
+    path: Path,
+    size: int,
+    config: DataConfig,
+) -> tuple[Source, float]:
     """Copy the start of a source to `path` in UTF-8. Return the copy, and its share of the source."""
     if source.format not in TEXT_FORMATS:
         return _copy_rows(source, path, size, config)
@@ -193,7 +208,12 @@ def copy_start(source: Source, path: Path, size: int, config: DataConfig) -> tup
     return source.copied_to(path, "jsonl" if source.format == "json" else source.format), share
 
 
-def _copy_rows(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
+def _copy_rows(
+    source: Source,
+    path: Path,
+    size: int,
+    config: DataConfig,
+) -> tuple[Source, float]:
     """Copy the text of the first rows of a table as JSON lines. Return the copy, and its share of the source."""
     field = names_of(config.text_field)[0]
     num_documents = num_bytes = 0
@@ -207,7 +227,12 @@ def _copy_rows(source: Source, path: Path, size: int, config: DataConfig) -> tup
     return source.copied_to(path, "jsonl"), share
 
 
-def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
+def _share(
+    raw: BinaryIO,
+    file: BinaryIO,
+    num_bytes: int,
+    size: int | None,
+) -> float:
     """Estimate which share of an input the first `num_bytes` bytes of `file` are. The caller has read these bytes.
 
     The share is measured by the position of `raw`. A decompressor reads `raw` in blocks of up to 900 KB, so this
@@ -228,7 +253,12 @@ def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> f
     return min(1.0, position / size * num_bytes / total_bytes) if size else 1.0
 
 
-def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
+def _first_elements(
+    file: BinaryIO,
+    source: Source,
+    size: int,
+    max_bytes: int,
+) -> bytes:
     """Return the first records of an array of objects, or of objects over several lines, as JSON lines."""
     blocks = codecs.iterdecode(iter(lambda: file.read(1 << 16), b""), "utf-8-sig", "replace")
     content = b""
@@ -239,7 +269,12 @@ def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -
     return content
 
 
-def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
+def _rest_of_record(
+    file: BinaryIO,
+    content: bytes,
+    format_: str,
+    max_bytes: int,
+) -> bytes:
     """Read the rest of the last record of `content`, up to the maximum size of a record."""
     if format_ == "txt":
         return b""

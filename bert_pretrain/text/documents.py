@@ -76,7 +76,12 @@ def _bounds_of_rows(source: Source, part_bytes: int) -> list[tuple[int, int | No
     return list(itertools.pairwise(index * len(rows) // num_parts for index in range(num_parts + 1)))
 
 
-def _cuts_of_text(file: BinaryIO, at_blank_lines: bool, size: int, part_bytes: int) -> list[int]:
+def _cuts_of_text(
+    file: BinaryIO,
+    at_blank_lines: bool,
+    size: int,
+    part_bytes: int,
+) -> list[int]:
     """Return the byte offset of each part. A part ends at the first document boundary after `part_bytes` bytes."""
     cuts = [0]
     while cuts[-1] + 2 * part_bytes < size:

@@ -70,8 +70,11 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
     where = f"{location}: line {before.count(chr(10)) + 1}" if invalid else location
     if likely is None:
         raise InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is not text")
-    remedy = f"pass --encoding {likely} (or auto to detect it for each file), or convert it to UTF-8 (iconv)"
-    raise InputError(f"{what}, but probably {likely}", where=where, remedy=remedy)
+    raise InputError(
+        f"{what}, but probably {likely}",
+        where=where,
+        remedy=f"pass --encoding {likely} (or auto to detect it for each file), or convert it to UTF-8 (iconv)",
+    )
 
 
 def likely_encoding(sample: bytes) -> str | None:

@@ -130,7 +130,14 @@ class Encoder:
         unknown_chunks = np.searchsorted(offsets, unknown, side="right") - 1
         distinct, indices = np.unique(chunks.numbers[unknown_chunks], return_inverse=True)
         hashes = np.array([self._hash(self._chunks[number]) for number in distinct], dtype="S8")
-        return Encoded(ids, offsets[first_chunks], chunks.starts, offsets, unknown, hashes[indices])
+        return Encoded(
+            ids,
+            offsets[first_chunks],
+            chunks.starts,
+            offsets,
+            unknown,
+            hashes[indices],
+        )
 
     def _encode_new(self, chunks: list[bytes]) -> None:
         """Append the ids of chunks that the table numbered last."""

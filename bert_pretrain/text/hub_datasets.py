@@ -84,8 +84,11 @@ def split_names(location: str) -> list[str]:
 
 
 def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
-    remedy = f"choose one: {choices(location, names)}" if names else "name the folder without a split"
-    return InputError(f"the dataset has no split '{split}'", where=location, remedy=remedy)
+    return InputError(
+        f"the dataset has no split '{split}'",
+        where=location,
+        remedy=f"choose one: {choices(location, names)}" if names else "name the folder without a split",
+    )
 
 
 def choices(location: str, names: Sequence[str]) -> str:

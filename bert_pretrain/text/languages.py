@@ -56,8 +56,11 @@ def _language_of(code: str) -> Any:
     except DeprecatedLanguageValue:
         return None
     except InvalidLanguageValue:
-        remedy = "use a code of ISO 639, such as de or hin, or mul for several languages"
-        raise ConfigError(f"no language has the code '{code}'", where="data.language", remedy=remedy) from None
+        raise ConfigError(
+            f"no language has the code '{code}'",
+            where="data.language",
+            remedy="use a code of ISO 639, such as de or hin, or mul for several languages",
+        ) from None
 
 
 @cache
@@ -127,8 +130,11 @@ def detect(samples: Sequence[str]) -> str:
     shown = ", ".join(map(str, languages[:3]))
     if sum(one.share for one in languages if one.confidence >= 0.5) >= _MIN_SHARE:
         if languages[0].share < _MIN_SHARE:
-            remedy = "pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)"
-            raise ConfigError(f"the text has no main language ({shown})", where="data.language", remedy=remedy)
+            raise ConfigError(
+                f"the text has no main language ({shown})",
+                where="data.language",
+                remedy="pass --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)",
+            )
         print(f"language: {shown}: data.language is {languages[0].code}")
         return languages[0].code
     code = "en" if not languages or all(map(str.isascii, samples)) else languages[0].code

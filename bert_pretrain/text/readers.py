@@ -52,7 +52,15 @@ def read_records(
     if format_ in ("jsonl", "json"):
         return _read_json(part, counts, strict, max_bytes)
     if format_ in ("csv", "tsv"):
-        return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
+        return _read_csv(
+            part,
+            counts,
+            columns,
+            strict,
+            max_bytes,
+            header,
+            any_width,
+        )
     if format_ == "parquet":
         return parquet.read_rows(part, columns, max_bytes)
     return dataset_records(part, cached_dataset(part.source.location, part.source.version), columns)
@@ -71,7 +79,13 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield line.removesuffix("\r")
         return
     fields = names_of(config.text_field)
-    records = read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit)
+    records = read_records(
+        part,
+        counts,
+        columns=fields,
+        strict=config.strict,
+        max_bytes=limit,
+    )
     for record, position in records if part.start else _with_field(records, fields):
         values = [record[field] for field in fields if field in record]
         texts = [value or "" for value in values if isinstance(value, str | None)]
@@ -110,9 +124,11 @@ def check_decoded(counts: Mapping[str, int], words: int, inputs: Sequence[str]) 
     """Raise an InputError if more than `MAX_INVALID_CHARACTERS` characters per word or token could not be decoded."""
     invalid = sum(number for reason, number in counts.items() if reason.startswith("invalid_"))
     if invalid > MAX_INVALID_CHARACTERS * words:
-        what = f"{invalid:,} characters could not be decoded; a part of the text is in another encoding"
-        remedy = "find it with --strict, and convert it to UTF-8 (iconv) or leave it out"
-        raise InputError(what, where=inputs[0] if len(inputs) == 1 else f"{len(inputs):,} inputs", remedy=remedy)
+        raise InputError(
+            f"{invalid:,} characters could not be decoded; a part of the text is in another encoding",
+            where=inputs[0] if len(inputs) == 1 else f"{len(inputs):,} inputs",
+            remedy="find it with --strict, and convert it to UTF-8 (iconv) or leave it out",
+        )
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:
@@ -142,7 +158,12 @@ def repair_surrogates(value: Any) -> Any:
         return json.loads(text.encode("utf-8", "replace"))
 
 
-def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+def _read_json(
+    part: ByteRange,
+    counts: Counter[str],
+    strict: bool,
+    max_bytes: int,
+) -> Iterator[Record]:
     if part.source.format == "json":
         texts = json_values(text_files.text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
@@ -158,8 +179,11 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
             value = repaired
         del text  # frees memory: a record can have hundreds of megabytes
         if strict and not isinstance(value, dict):
-            what = f"the record is not an object but {type(value).__name__}"
-            raise InputError(what, where=str(position), remedy='write an object with a field for the text: {"text": …}')
+            raise InputError(
+                f"the record is not an object but {type(value).__name__}",
+                where=str(position),
+                remedy='write an object with a field for the text: {"text": …}',
+            )
         yield value if isinstance(value, dict) else {}, position
 
 
@@ -212,8 +236,11 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def _not_json(what: str, where: object) -> InputError:
-    remedy = "write one object per line, or an array of objects; if the file is cut off, fetch it again"
-    return InputError(f"it is not JSON: {what}", where=str(where), remedy=remedy)
+    return InputError(
+        f"it is not JSON: {what}",
+        where=str(where),
+        remedy="write one object per line, or an array of objects; if the file is cut off, fetch it again",
+    )
 
 
 def _read_csv(
@@ -241,8 +268,11 @@ def _read_csv(
         text_files.present_columns(part, columns, names)
         for name in filter(None, columns or names):
             if names.count(name) > 1:
-                what = f"there are two columns '{name}'"
-                raise InputError(what, where=str(position), remedy="rename one of them")
+                raise InputError(
+                    f"there are two columns '{name}'",
+                    where=str(position),
+                    remedy="rename one of them",
+                )
         position = Position(part, "line", reader.line_num + 1)
         for row in reader:
             surplus = row[len(names) :]

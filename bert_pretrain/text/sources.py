@@ -95,7 +95,14 @@ class Source:
 
     def copied_to(self, path: Path, format_: str) -> "Source":
         """A local copy of the source in UTF-8, which is read completely."""
-        copy = replace(self, location=str(path), format=format_, encoding=UTF8, fraction=1.0, split="")
+        copy = replace(
+            self,
+            location=str(path),
+            format=format_,
+            encoding=UTF8,
+            fraction=1.0,
+            split="",
+        )
         return copy.measured()
 
     def measured(self) -> "Source":
@@ -113,8 +120,11 @@ class Source:
         with contextlib.suppress(OSError):
             if self.measured() == self:
                 return
-        remedy = "run the command again once the input no longer changes"
-        raise InputError("the input changed while it was read", where=self.location, remedy=remedy)
+        raise InputError(
+            "the input changed while it was read",
+            where=self.location,
+            remedy="run the command again once the input no longer changes",
+        )
 
     @property
     def is_divisible(self) -> bool:
@@ -192,9 +202,11 @@ def resolve(
 def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataConfig) -> None:
     """Raise an error for too many inputs, an input that is given twice, or a configuration key that is no input."""
     if len(sources) > MAX_SOURCES:
-        remedy = "join small files, for example as JSON lines with a field text"
-        what = f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}"
-        raise InputError(what, where=sources[0].location, remedy=remedy)
+        raise InputError(
+            f"there are {len(sources):,} inputs, the maximum is {MAX_SOURCES:,}",
+            where=sources[0].location,
+            remedy="join small files, for example as JSON lines with a field text",
+        )
     name, times = Counter(map(_full_name, sources)).most_common(1)[0]
     if times > 1:
         raise InputError("an input is given twice", where=name, remedy="name it once")
@@ -207,8 +219,11 @@ def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataC
         ("document_boundary", boundaries, known),
     ):
         if unknown := set(names).difference(allowed):
-            remedy = f"write it exactly as the input: {', '.join(inputs)}"
-            raise ConfigError(f"'{min(unknown)}' is not an input", where=f"data.{key}", remedy=remedy)
+            raise ConfigError(
+                f"'{min(unknown)}' is not an input",
+                where=f"data.{key}",
+                remedy=f"write it exactly as the input: {', '.join(inputs)}",
+            )
 
 
 def _full_name(source: Source) -> str:
@@ -274,8 +289,11 @@ def _local_files(item: str) -> list[str]:
         if match.is_file():
             locations.append(str(match))
         elif not match.is_dir():
-            remedy = "repair the link; write the text of a pipe or device, which cannot be read twice, to a file"
-            raise InputError("it is neither a file nor a folder", where=str(match), remedy=remedy)
+            raise InputError(
+                "it is neither a file nor a folder",
+                where=str(match),
+                remedy="repair the link; write the text of a pipe or device, which cannot be read twice, to a file",
+            )
         elif "**" not in item and not is_output(match):  # `**` finds the files of folders itself
             locations += _files_below(match, may_be_empty=True)
     if not locations:
@@ -361,7 +379,13 @@ def examined(sources: Sequence[Source], config: DataConfig, *, whole_words: bool
     detect = partial(_detected, config=config)
     results: Iterable[list[Source]] = map(detect, tasks)
     if len(tasks) > 1:
-        results = run_each(detect, tasks, workers=available_cores(), description="inputs", unit="thousand")
+        results = run_each(
+            detect,
+            tasks,
+            workers=available_cores(),
+            description="inputs",
+            unit="thousand",
+        )
     detected = [source for result in results for source in result]
     evidence = sum(source.evidence for source in detected)
     return [_with_layout(source, evidence, config, whole_words) for source in detected]
@@ -385,7 +409,12 @@ def _detected_alone(source: Source, config: DataConfig) -> Source:
     return source
 
 
-def _with_layout(source: Source, evidence: float, config: DataConfig, whole_words: bool) -> Source:
+def _with_layout(
+    source: Source,
+    evidence: float,
+    config: DataConfig,
+    whole_words: bool,
+) -> Source:
     """Return a source with its layout, which is that of all sources with their `evidence` if its own is not clear."""
     if not CLEARLY_PARAGRAPHS <= source.evidence <= CLEARLY_LINES:
         evidence = source.evidence

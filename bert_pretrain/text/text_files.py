@@ -72,9 +72,11 @@ class Position(NamedTuple):
 
 
 def record_too_large(max_bytes: int, position: object) -> InputError:
-    what = f"the record has more than {max_bytes:,} bytes"
-    remedy = "fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)"
-    return InputError(what, where=str(position), remedy=remedy)
+    return InputError(
+        f"the record has more than {max_bytes:,} bytes",
+        where=str(position),
+        remedy="fix a missing quote, bracket or comma, split the record, or raise data.max_record_bytes (make-data)",
+    )
 
 
 def present_columns(part: ByteRange, columns: Sequence[str], table_columns: Sequence[str]) -> Sequence[str]:
@@ -123,7 +125,13 @@ def last_character(block: bytes) -> int:
     return begin
 
 
-def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: bool) -> str:
+def _decoded(
+    block: bytes,
+    position: Position,
+    counts: Counter[str],
+    *,
+    strict: bool,
+) -> str:
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -141,7 +149,11 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: 
 
 
 def read_lines(
-    part: ByteRange, counts: Counter[str], *, strict: bool, max_line_bytes: int = MAX_RECORD_BYTES
+    part: ByteRange,
+    counts: Counter[str],
+    *,
+    strict: bool,
+    max_line_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[tuple[str, Position]]:
     """Yield the lines of a text file without their `\\n`, each with its position."""
     rest, number = "", 1

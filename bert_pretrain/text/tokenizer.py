@@ -47,7 +47,13 @@ class Tokenizer:
     Text such as `[MASK]` is never encoded as a special token.
     """
 
-    def __init__(self, tokens: Sequence[str], *, folder: Path | None = None, **rules: Any) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        *,
+        folder: Path | None = None,
+        **rules: Any,
+    ) -> None:
         """Build a tokenizer from the tokens in the order of their ids.
 
         Args:
@@ -101,15 +107,20 @@ class Tokenizer:
             remedy += "--no-lowercase to vocab --extend or make-data"
             raise DataError(what, where=str(folder / CONFIG), remedy=remedy)
         if lowercase not in (None, casing):
-            what = f"do_lower_case of {folder} is {json.dumps(casing)}"
-            where = "--lowercase" if lowercase else "--no-lowercase"
-            raise DataError(what, where=where, remedy=f"leave the flag out, or correct {CONFIG}")
+            raise DataError(
+                f"do_lower_case of {folder} is {json.dumps(casing)}",
+                where="--lowercase" if lowercase else "--no-lowercase",
+                remedy=f"leave the flag out, or correct {CONFIG}",
+            )
         try:
             return Tokenizer(tokens, folder=folder, **{**asdict(rules), "lowercase": casing})
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
-            remedy = f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>"
-            raise DataError(str(error), where=str(folder / name), remedy=remedy) from error
+            raise DataError(
+                str(error),
+                where=str(folder / name),
+                remedy=f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>",
+            ) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary and the same text processing."""

@@ -147,8 +147,11 @@ def has_vocabulary(folder: Path) -> bool:
 def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     """Read a tokenizer folder of this package or of Hugging Face. `flag` is the option that named it, for messages."""
     if not has_vocabulary(folder):
-        what = f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'"
-        raise DataError(what, where=flag, remedy=REMEDY)
+        raise DataError(
+            f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'",
+            where=flag,
+            remedy=REMEDY,
+        )
     if (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
         raise DataError(f"{folder} is unfinished", where=flag, remedy="repeat the command that writes it")
     try:
@@ -160,8 +163,11 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         added.update(entry["content"] for entry in backend.get("added_tokens") or [])
         added.update(entry["content"] for entry in (config.get("added_tokens_decoder") or {}).values())
     except (AttributeError, KeyError, TypeError) as error:  # valid JSON with another structure
-        what = f"the files do not describe a tokenizer: {type(error).__name__}: {error}"
-        raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
+        raise DataError(
+            f"the files do not describe a tokenizer: {type(error).__name__}: {error}",
+            where=f"{folder / TOKENIZER} or {CONFIG}",
+            remedy=REMEDY,
+        ) from error
     if beyond := sorted(added.difference(tokens)):  # `transformers` matches these in raw text, WordPiece does not
         what = f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}"
         remedy = "use the tokenizer without them, or append them to its vocab.txt and remove "
@@ -190,8 +196,11 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
         raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
     tokens = sorted(ids, key=ids.__getitem__)
     if (folder / VOCABULARY).exists() and tokens != _read_lines(folder / VOCABULARY):
-        what = f"{VOCABULARY} and {TOKENIZER} have different vocabularies"
-        raise DataError(what, where=str(folder), remedy="remove the file that does not belong to this model")
+        raise DataError(
+            f"{VOCABULARY} and {TOKENIZER} have different vocabularies",
+            where=str(folder),
+            remedy="remove the file that does not belong to this model",
+        )
     return _checked(tokens, f"{folder / TOKENIZER}: token")
 
 
@@ -210,8 +219,11 @@ def _read_lines(path: Path) -> list[str]:
 def _checked(tokens: list[str], where: str) -> list[str]:
     for number, token in enumerate(tokens, start=1):
         if not is_storable(token):
-            what = f"a token is empty, has control characters or over {MAX_TOKEN_CHARACTERS} characters: {token[:20]!r}"
-            raise DataError(what, where=f"{where} {number}", remedy="remove it, or restore the file")
+            raise DataError(
+                f"a token is empty, has control characters or over {MAX_TOKEN_CHARACTERS} characters: {token[:20]!r}",
+                where=f"{where} {number}",
+                remedy="remove it, or restore the file",
+            )
     return tokens
 
 
@@ -227,11 +239,17 @@ def _read_rules(folder: Path, backend: dict[str, Any], config: Mapping[str, Any]
         _check_values(found, _WHOLE_WORDS if whole_words else _WORD_PIECE, folder)
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
-        what = f"the tokenizer is a {kind[:80]}, not BERT's WordPiece"
-        raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
+        raise DataError(
+            f"the tokenizer is a {kind[:80]}, not BERT's WordPiece",
+            where=str(folder / CONFIG),
+            remedy=REMEDY,
+        )
     if config.get("do_basic_tokenize") is False:
-        what = "do_basic_tokenize is false: a tokenizer for text that is already split is not supported"
-        raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
+        raise DataError(
+            "do_basic_tokenize is false: a tokenizer for text that is already split is not supported",
+            where=str(folder / CONFIG),
+            remedy=REMEDY,
+        )
     if whole_words:
         return WHOLE_WORDS
     normalizer = backend.get("normalizer") or {}
@@ -241,8 +259,11 @@ def _read_rules(folder: Path, backend: dict[str, Any], config: Mapping[str, Any]
             continue
         value = config[name] if name in config else normalizer[key]
         if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
-            where = str(folder / (CONFIG if name in config else TOKENIZER))
-            raise DataError(f"{name} is {repr(value)[:80]}", where=where, remedy="give true or false there")
+            raise DataError(
+                f"{name} is {repr(value)[:80]}",
+                where=str(folder / (CONFIG if name in config else TOKENIZER)),
+                remedy="give true or false there",
+            )
         values[key] = value
     return TextRules(**values, split_clusters=split_clusters)
 
@@ -256,5 +277,8 @@ def _check_values(backend: Mapping[str, Any], required: Mapping[str, Mapping[str
             actual = values.get(key, value if name in _OPTIONAL else None)
             if actual != value:
                 kind = "a tokenizer of whole words" if required is _WHOLE_WORDS else "BERT"
-                what = f"{name} is {repr(actual)[:80]}, but {value!r} in {kind}"
-                raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)
+                raise DataError(
+                    f"{name} is {repr(actual)[:80]}, but {value!r} in {kind}",
+                    where=str(folder / TOKENIZER),
+                    remedy=REMEDY,
+                )

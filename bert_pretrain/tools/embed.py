@@ -62,8 +62,11 @@ def embed(
     num_last = NUM_LAST_LAYERS if pooling.startswith("last4") else 1
     num_layers = bert.network.config.num_hidden_layers
     if num_layers < num_last:
-        what = f"{pooling} needs {num_last} layers, the model has {num_layers}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
+        raise ConfigError(
+            f"{pooling} needs {num_last} layers, the model has {num_layers}",
+            where="--pooling",
+            remedy=f"choose another, such as {POOLINGS[level][0]}",
+        )
     size = bert.network.config.hidden_size * (num_last if pooling == "last4-concat" else 1)
     texts = Texts(inputs, config.data, bert.tokenizer, skip_empty=skip_empty)
     check_output_file(output, texts.locations)
@@ -80,7 +83,17 @@ def embed(
                 part = group[begin : begin + num_texts]
                 block = sequences.take(np.arange(begin, begin + len(part)))
                 num_outputs = block.lengths if level == "token" else np.ones_like(block.lengths)
-                yield part, block, bert.run(block, head, num_outputs, lambda rows: bar.update(len(rows)), batch_tokens)
+                yield (
+                    part,
+                    block,
+                    bert.run(
+                        block,
+                        head,
+                        num_outputs,
+                        lambda rows: bar.update(len(rows)),
+                        batch_tokens,
+                    ),
+                )
 
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -95,21 +108,34 @@ def embed(
     print(f"written    {output}: {texts.num_texts:,} texts, {encoder.num_tokens:,} tokens")
 
 
-def _check_options(model: Path, output: Path, level: str, pooling: str | None) -> str:
+def _check_options(
+    model: Path,
+    output: Path,
+    level: str,
+    pooling: str | None,
+) -> str:
     """Return the pooling. Raise ConfigError if it, the level or the format of the output is not supported."""
     if level not in POOLINGS:
         raise ConfigError(f"unknown level '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
-        what = f"the extension of '{output.name}' is not a format for {level} vectors"
-        raise ConfigError(what, where="--output", remedy="use .parquet, or .npy for sentences")
+        raise ConfigError(
+            f"the extension of '{output.name}' is not a format for {level} vectors",
+            where="--output",
+            remedy="use .parquet, or .npy for sentences",
+        )
     if pooling is None and level == "sentence" and (model / MODULES).is_file():
-        what = "a sentence-transformers model defines its own pooling, normalization and maximum length"
-        remedy = "use that library, or ignore these and choose a pooling, for example --pooling mean"
-        raise ConfigError(what, where="MODEL", remedy=remedy)
+        raise ConfigError(
+            "a sentence-transformers model defines its own pooling, normalization and maximum length",
+            where="MODEL",
+            remedy="use that library, or ignore these and choose a pooling, for example --pooling mean",
+        )
     pooling = pooling or POOLINGS[level][0]
     if pooling not in POOLINGS[level]:
-        what = f"'{pooling}' is not a pooling of a {level}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
+        raise ConfigError(
+            f"'{pooling}' is not a pooling of a {level}",
+            where="--pooling",
+            remedy=f"choose {', '.join(POOLINGS[level])}",
+        )
     return pooling
 
 
@@ -144,7 +170,12 @@ def _write_parquet(path: Path, blocks: Iterable[Block], tokens: Sequence[str] | 
             writer.write_table(table)
 
 
-def _table(texts: list[Text], sequences: Examples, vectors: np.ndarray, tokens: Sequence[str] | None) -> pa.Table:
+def _table(
+    texts: list[Text],
+    sequences: Examples,
+    vectors: np.ndarray,
+    tokens: Sequence[str] | None,
+) -> pa.Table:
     array = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     columns: dict[str, Any] = {
         # The name of a file need not be UTF-8.

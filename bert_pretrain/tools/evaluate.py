@@ -47,9 +47,21 @@ def evaluate(
     if data is not None:
         metrics: Mapping[str, float] = evaluate_data(model, data, config=config.train, **scoring)
     elif pairs:
-        metrics, groups = score_pairs(model, pairs, config=config, json_file=json, **scoring)
+        metrics, groups = score_pairs(
+            model,
+            pairs,
+            config=config,
+            json_file=json,
+            **scoring,
+        )
     else:
-        metrics = score_texts(model, texts, config=config, json_file=json, **scoring)
+        metrics = score_texts(
+            model,
+            texts,
+            config=config,
+            json_file=json,
+            **scoring,
+        )
     for name, group in groups.items():
         print(f"{name:<54}{group['accuracy']:>8.2%}{group['pairs']:>9,}")
     for name, value in metrics.items():
@@ -67,17 +79,29 @@ def evaluate(
 def _check_options(inputs: list[str], used: Mapping[str, Any]) -> None:
     """Raise ConfigError for other than one input, or for an option that has no effect."""
     if len(inputs) != 1:
-        what = f"{' and '.join(inputs)} cannot be combined" if inputs else "there is nothing to evaluate on"
-        raise ConfigError(what, where="MODEL", remedy="pass one of --data DIR, --text INPUT or --pairs INPUT")
+        raise ConfigError(
+            f"{' and '.join(inputs)} cannot be combined" if inputs else "there is nothing to evaluate on",
+            where="MODEL",
+            remedy="pass one of --data DIR, --text INPUT or --pairs INPUT",
+        )
     for name in used:
         flag = f"--{name.replace('_', '-')}"
         if flag not in _OPTIONS[inputs[0]]:
             allowed = " or ".join(each for each, flags in _OPTIONS.items() if flag in flags)
-            remedy = f"remove it, or use it with {allowed}"
-            raise ConfigError(f"{flag} has no effect with {inputs[0]}", where=flag, remedy=remedy)
+            raise ConfigError(
+                f"{flag} has no effect with {inputs[0]}",
+                where=flag,
+                remedy=f"remove it, or use it with {allowed}",
+            )
     if "per_token" in used and "output" not in used:
-        what = "token scores are written to a file, but there is no --output"
-        raise ConfigError(what, where="--per-token", remedy="add --output FILE.jsonl")
+        raise ConfigError(
+            "token scores are written to a file, but there is no --output",
+            where="--per-token",
+            remedy="add --output FILE.jsonl",
+        )
     if "output" in used and used["output"].suffix != ".jsonl":
-        what = "scores are written as JSON, one line per text or pair"
-        raise ConfigError(what, where="--output", remedy="use a name that ends in .jsonl")
+        raise ConfigError(
+            "scores are written as JSON, one line per text or pair",
+            where="--output",
+            remedy="use a name that ends in .jsonl",
+        )

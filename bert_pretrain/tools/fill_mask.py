@@ -20,7 +20,13 @@ MASK = "[MASK]"
 Answers = list[list[tuple[str, float]]]  # for each [MASK], tokens and their probabilities, the most likely first
 
 
-def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) -> Answers:
+def fill_mask(
+    model: Path,
+    text: str,
+    *,
+    config: TrainConfig,
+    top_k: int = 5,
+) -> Answers:
     """Return the `top_k` most likely tokens for each [MASK]. Masks are filled independently of each other."""
     bert = open_bert(model, config, ("cls.predictions",))
     tokenizer = bert.tokenizer
@@ -73,8 +79,11 @@ def as_json(text: str, answers: Answers) -> str:
 def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Return the ids of `[CLS] text [SEP]`, with each literal [MASK] as the special token. Warn of unknown words."""
     if MASK not in text:
-        remedy = f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'"
-        raise InputError(f"the text has no {MASK}: {text[:60]!r}", where="TEXT", remedy=remedy)
+        raise InputError(
+            f"the text has no {MASK}: {text[:60]!r}",
+            where="TEXT",
+            remedy=f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'",
+        )
     ids: list[int] = []
     unknown_words = UnknownWords(tokenizer)
     for piece in text.split(MASK):

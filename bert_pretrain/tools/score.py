@@ -143,7 +143,10 @@ def _accuracy(correct: list[bool]) -> dict[str, float]:
 
 
 def read_pairs(
-    inputs: Sequence[str], by: str | None, config: DataConfig, tokenizer: Tokenizer
+    inputs: Sequence[str],
+    by: str | None,
+    config: DataConfig,
+    tokenizer: Tokenizer,
 ) -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
@@ -153,15 +156,21 @@ def read_pairs(
     pairs = []
     for source in resolve(inputs, config):
         if source.format not in ("json", "jsonl"):
-            remedy = f"use records with {GOOD} and {BAD}"
-            raise InputError("pairs must be in .jsonl", where=source.location, remedy=remedy)
+            raise InputError(
+                "pairs must be in .jsonl",
+                where=source.location,
+                remedy=f"use records with {GOOD} and {BAD}",
+            )
         for record, position in read_records(ByteRange(source), Counter()):
             for field in (GOOD, BAD, by) if by else (GOOD, BAD):
                 value = record.get(field)
                 is_valid = isinstance(value, str | int if field == by else str)
                 if not is_valid or is_empty(str(value), tokenizer):
-                    what = f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})"
-                    raise InputError(what, where=str(position), remedy="add it, or remove the record")
+                    raise InputError(
+                        f"the record has no text in '{field}' (its fields: {', '.join(list(record)[:8])})",
+                        where=str(position),
+                        remedy="add it, or remove the record",
+                    )
             good, bad = (Text(record[field], source.location, position.number, "line") for field in (GOOD, BAD))
             group = record.get(by or DEFAULT_GROUP)
             pairs.append((good, bad, "" if group is None else str(group)))
@@ -217,7 +226,13 @@ class Scorer:
                 on_texts((1 - 1e-9) * float(share[rows].sum()))
 
             num_outputs = np.ones_like(copies.lengths)
-            scores = self.bert.run(copies, self._head, num_outputs, on_batch, self._batch_tokens).astype(np.float64)
+            scores = self.bert.run(
+                copies,
+                self._head,
+                num_outputs,
+                on_batch,
+                self._batch_tokens,
+            ).astype(np.float64)
             ids = np.split(sequences.input_ids, sequences.offsets[1:-1])
             for text, text_ids, text_scores in zip(
                 group, ids, np.split(scores, np.cumsum(num_tokens)[:-1]), strict=True
@@ -244,7 +259,13 @@ class MaskedCopies:
     With `masks_words`, the following tokens of the same word are masked too.
     """
 
-    def __init__(self, texts: Examples, tokenizer: Tokenizer, *, masks_words: bool) -> None:
+    def __init__(
+        self,
+        texts: Examples,
+        tokenizer: Tokenizer,
+        *,
+        masks_words: bool,
+    ) -> None:
         num_tokens = texts.lengths - 2
         self._texts = texts
         self._mask_id = tokenizer.mask_id

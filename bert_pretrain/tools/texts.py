@@ -65,7 +65,12 @@ class Texts:
     """The non-empty texts of inputs, which are counted and checked on construction."""
 
     def __init__(
-        self, inputs: Sequence[str], config: DataConfig, tokenizer: Tokenizer, *, skip_empty: bool = False
+        self,
+        inputs: Sequence[str],
+        config: DataConfig,
+        tokenizer: Tokenizer,
+        *,
+        skip_empty: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._config = config.model_copy(update={"sentence_splitter": "lines", "document_boundary": "blank_line"})
@@ -104,9 +109,11 @@ class Texts:
                 yield text
                 number += 1
         if number != self.num_texts:
-            what = f"the inputs had {self.num_texts:,} texts and now have {number:,}"
-            remedy = "run the command again when the inputs no longer change"
-            raise InputError(what, where=", ".join(self.locations[:3]), remedy=remedy)
+            raise InputError(
+                f"the inputs had {self.num_texts:,} texts and now have {number:,}",
+                where=", ".join(self.locations[:3]),
+                remedy="run the command again when the inputs no longer change",
+            )
 
 
 def check_output_file(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:

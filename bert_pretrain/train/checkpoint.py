@@ -105,7 +105,13 @@ class CheckpointWriter:
 
         def write() -> None:
             try:
-                self._write(path, copies, event, record, card)
+                self._write(
+                    path,
+                    copies,
+                    event,
+                    record,
+                    card,
+                )
                 writing.set_result(None)
             except Exception as error:
                 writing.set_exception(error)
@@ -114,7 +120,14 @@ class CheckpointWriter:
         threading.Thread(target=write, name="checkpoint", daemon=True).start()
         return path
 
-    def _write(self, path: Path, tensors: dict[str, Tensor], event: Any, record: dict[str, Any], card: str) -> None:
+    def _write(
+        self,
+        path: Path,
+        tensors: dict[str, Tensor],
+        event: Any,
+        record: dict[str, Any],
+        card: str,
+    ) -> None:
         """Wait for the CUDA event, write copies of `all_tensors` as a checkpoint, and remove old checkpoints."""
         begin = time.perf_counter()
         if event is not None:
@@ -124,7 +137,13 @@ class CheckpointWriter:
         with files.atomic_folder(path) as temporary:
             write_tensors(tensors, temporary / STATE_TENSORS)
             files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
-            save_model_folder(weights, self.state.model, temporary, self.tokenizer, record[PRETRAINING])
+            save_model_folder(
+                weights,
+                self.state.model,
+                temporary,
+                self.tokenizer,
+                record[PRETRAINING],
+            )
             files.write_text(temporary / CARD, card)
         for old in checkpoint_paths(self.folder)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)  # such as a link, or a file that another program reads over NFS
@@ -188,11 +207,17 @@ def _rename_broken(damages: Mapping[Path, str], used: Path) -> None:
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     """Verify the checksums of a checkpoint and read its record."""
     if not (path / STATE_JSON).is_file():
-        remedy = "pass a folder checkpoints/step-… of a run"
-        raise DataError(f"{path} has no {STATE_JSON}", where=flag, remedy=remedy)
+        raise DataError(
+            f"{path} has no {STATE_JSON}",
+            where=flag,
+            remedy="pass a folder checkpoints/step-… of a run",
+        )
     if damage := files.damage_of_folder(path):
-        remedy = "use the previous checkpoint, or restore this one from a backup"
-        raise DataError(f"{path.name} is damaged: {damage}", where=str(path), remedy=remedy)
+        raise DataError(
+            f"{path.name} is damaged: {damage}",
+            where=str(path),
+            remedy="use the previous checkpoint, or restore this one from a backup",
+        )
     return Checkpoint(path, files.read_json(path / STATE_JSON))
 
 

@@ -53,7 +53,14 @@ def decoder_loss(
     settings = _Settings(dtype, torch.is_grad_enabled(), compiled and device == "cuda")
     with torch.autocast(device, enabled=False):
         apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
-        return apply(features, weight, bias, targets.logits, targets, settings)
+        return apply(
+            features,
+            weight,
+            bias,
+            targets.logits,
+            targets,
+            settings,
+        )
 
 
 class _Settings(NamedTuple):
@@ -102,7 +109,14 @@ class _DecoderLoss(torch.autograd.Function):
             block = slice(start, min(start + block_rows, len(rows)))
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
-            for part_loss, part_correct in _softmax(logits, bias_row, targets.at(block), d_bias, has_tail, settings):
+            for part_loss, part_correct in _softmax(
+                logits,
+                bias_row,
+                targets.at(block),
+                d_bias,
+                has_tail,
+                settings,
+            ):
                 loss += part_loss
                 correct += part_correct
             if settings.with_gradient:  # `logits` now holds its gradient
@@ -157,7 +171,12 @@ def _softmax(
         )
 
 
-def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype, extra_rows: int = 0) -> Tensor:
+def _padded(
+    matrix: Tensor,
+    multiple: int,
+    dtype: torch.dtype,
+    extra_rows: int = 0,
+) -> Tensor:
     """Cast a matrix to `dtype`, and append `extra_rows` rows of zeros and more up to a multiple of `multiple` rows."""
     missing = extra_rows + -(len(matrix) + extra_rows) % multiple
     if not missing:
@@ -173,7 +192,12 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     """Return `_fused_softmax_in_place`, compiled for any number of rows and a fixed vocabulary."""
     softmax = torch.compile(_fused_softmax_in_place, backend=backend, fullgraph=True)
 
-    def compiled(logits: Tensor, bias: Tensor, targets: Targets, factor: float) -> tuple[Tensor, Tensor]:
+    def compiled(
+        logits: Tensor,
+        bias: Tensor,
+        targets: Targets,
+        factor: float,
+    ) -> tuple[Tensor, Tensor]:
         for tensor in (logits, *targets):
             if tensor is not None:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -182,7 +206,12 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     return compiled
 
 
-def _fused_softmax_in_place(logits: Tensor, bias: Tensor, targets: Targets, factor: float) -> tuple[Tensor, Tensor]:
+def _fused_softmax_in_place(
+    logits: Tensor,
+    bias: Tensor,
+    targets: Targets,
+    factor: float,
+) -> tuple[Tensor, Tensor]:
     """Do the same as `_softmax_in_place` without `d_bias`, in one kernel.
 
     The caller sums the 16-bit gradient over rows by a matrix product, which is faster than a sum in a kernel.

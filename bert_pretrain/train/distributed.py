@@ -92,11 +92,19 @@ def init_distributed(device: str) -> DistContext:
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
             store = _store_of_this_start(context, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-            dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.size, timeout=TIMEOUT)
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=TIMEOUT,
+            )
     except KeyError as error:
-        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error.args[0]} is not set"
-        remedy = "start with torchrun, set it, or unset WORLD_SIZE"
-        raise ConfigError(what, where="the environment", remedy=remedy) from error
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error.args[0]} is not set",
+            where="the environment",
+            remedy="start with torchrun, set it, or unset WORLD_SIZE",
+        ) from error
     return context
 
 
@@ -108,7 +116,13 @@ def _store_of_this_start(context: DistContext, address: str, port: int) -> Any:
     """
     hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and context.is_main
     stores: Any = dist  # typed without its store classes
-    store = stores.TCPStore(address, port, context.size, is_master=hosts_store, timeout=TIMEOUT)
+    store = stores.TCPStore(
+        address,
+        port,
+        context.size,
+        is_master=hosts_store,
+        timeout=TIMEOUT,
+    )
     name = uuid.uuid4().hex
     if not context.is_main:
         store.set(f"greeting/{context.rank}", name)

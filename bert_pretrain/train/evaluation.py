@@ -25,7 +25,13 @@ from bert_pretrain.train.packing import Batch
 MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # prefixes of MLM weights
 
 
-def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | None = None) -> dict[str, float]:
+def evaluate(
+    model: Path,
+    data: Path,
+    *,
+    config: TrainConfig,
+    max_length: int | None = None,
+) -> dict[str, float]:
     """Evaluate a model folder on the validation split of a data folder, and return its metrics by name.
 
     `mlm_loss` is in nats per masked token, and `mlm_perplexity` is its exponential. `nsp_loss` is in nats per pair.
@@ -38,16 +44,31 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, max_length: int | 
     tokenizer = folder.tokenizer()
     check_same_vocabulary(model, tokenizer, "MODEL")
     if not folder.rows("validation"):
-        remedy = "make it with data.validation_fraction above 0"
-        raise DataError(f"{data} has no examples in its validation split", where="--data", remedy=remedy)
-    bert = open_bert(model, config, MLM_WEIGHTS, max_length=max_length, tokenizer=tokenizer)
+        raise DataError(
+            f"{data} has no examples in its validation split",
+            where="--data",
+            remedy="make it with data.validation_fraction above 0",
+        )
+    bert = open_bert(
+        model,
+        config,
+        MLM_WEIGHTS,
+        max_length=max_length,
+        tokenizer=tokenizer,
+    )
     has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in bert.missing)
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
     longest = folder.max_seq_length
     remedy = "evaluate on data with a smaller data.max_seq_length, or read more with --max-length"
     bert.check_length(longest, "the longest example", where=f"{model} and {data}", remedy=remedy)
-    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, bert.network, longest, bert.device, bert.dtype)
+    micro_batch_tokens = hardware.choose_micro_batch_tokens(
+        config,
+        bert.network,
+        longest,
+        bert.device,
+        bert.dtype,
+    )
     batches = evaluation_batches(folder, "validation", micro_batch_tokens)
     documents = folder.num_documents("validation")
     losses = PretrainingLoss(bert.network)

@@ -133,7 +133,13 @@ def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int
         peak = PEAK + math.log(len(positions))
         if layer:
             peak *= LATER_PEAK
-        _rotate_heads(attention, _offsets(attention, layer), frequencies, subspace, peak)
+        _rotate_heads(
+            attention,
+            _offsets(attention, layer),
+            frequencies,
+            subspace,
+            peak,
+        )
     for attention in attentions:
         value = attention.query_key_value.weight[2 * hidden :]
         _keep_lengths(value, generator)
@@ -144,7 +150,12 @@ def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int
 
 
 @torch.no_grad()
-def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokenizer: Tokenizer, seed: int) -> int:
+def start_from_cooccurrences(
+    model: BertForPreTraining,
+    data: DataFolder,
+    tokenizer: Tokenizer,
+    seed: int,
+) -> int:
     """Start with positional heads, and from counts of neighboring tokens. Return the number of word vectors."""
     config = model.config
     heads = config.num_attention_heads
@@ -175,7 +186,10 @@ def start_from_cooccurrences(model: BertForPreTraining, data: DataFolder, tokeni
 
 
 def _set_value_and_output(
-    attention: SelfAttention, relations: list[Tensor], words: "WordVectors", ratio: float
+    attention: SelfAttention,
+    relations: list[Tensor],
+    words: "WordVectors",
+    ratio: float,
 ) -> None:
     """Set value and output projections, so that each head applies the best low-rank approximation of its relation.
 
@@ -281,8 +295,20 @@ class Cooccurrences:
         return _sparse(torch.cat(indices, dim=1), torch.cat(weights), len(self.pairs[0])).coalesce()
 
 
-def _sparse(indices: Tensor, values: Tensor, size: int, *, is_coalesced: bool = False) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, (size, size), is_coalesced=is_coalesced, check_invariants=False)
+def _sparse(
+    indices: Tensor,
+    values: Tensor,
+    size: int,
+    *,
+    is_coalesced: bool = False,
+) -> Tensor:
+    return torch.sparse_coo_tensor(
+        indices,
+        values,
+        (size, size),
+        is_coalesced=is_coalesced,
+        check_invariants=False,
+    )
 
 
 class WordVectors(NamedTuple):
@@ -354,7 +380,12 @@ def _csr(matrix: Tensor) -> Tensor:
         return matrix.to_sparse_csr()
 
 
-def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, seed: int) -> WordVectors:
+def word_vectors(
+    cooccurrences: Cooccurrences,
+    hidden: int,
+    deviation: float,
+    seed: int,
+) -> WordVectors:
     """Return vectors of equal length with root mean square `deviation`, in a random basis.
 
     The result is equal for equal arguments and numbers of threads.
@@ -382,7 +413,12 @@ def word_vectors(cooccurrences: Cooccurrences, hidden: int, deviation: float, se
     return WordVectors(vectors, frequencies, known)
 
 
-def relation(cooccurrences: Cooccurrences, words: WordVectors, offset: int, noise: Tensor) -> Tensor:
+def relation(
+    cooccurrences: Cooccurrences,
+    words: WordVectors,
+    offset: int,
+    noise: Tensor,
+) -> Tensor:
     """Return the relation of contexts at an offset, (hidden, hidden), by weighted least squares.
 
     The context vectors have additional noise, such as position embeddings, with the covariance `noise`.

@@ -60,9 +60,11 @@ def check_positions(config: Config, max_seq_length: int) -> None:
     """Check that the model has a position for each token of the longest examples."""
     positions = config.model.max_position_embeddings
     if max_seq_length > positions:
-        what = f"examples have up to {max_seq_length} tokens, but the model has only {positions} positions"
-        remedy = f"set it to {max_seq_length} or more, or make data with a smaller data.max_seq_length"
-        raise ConfigError(what, where="model.max_position_embeddings", remedy=remedy)
+        raise ConfigError(
+            f"examples have up to {max_seq_length} tokens, but the model has only {positions} positions",
+            where="model.max_position_embeddings",
+            remedy=f"set it to {max_seq_length} or more, or make data with a smaller data.max_seq_length",
+        )
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:

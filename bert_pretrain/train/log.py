@@ -156,7 +156,13 @@ class RunLog:
             self._file.close()
 
 
-def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
+def training_line(
+    state: TrainState,
+    *,
+    rate: float,
+    epoch: float,
+    peak: float | None,
+) -> dict[str, Any]:
     """Return the line of `metrics.jsonl` for the interval that ends now. Wait for the device.
 
     Metrics are means over the interval, without skipped steps. The `nsp_` metrics are also those of sentence order, and
@@ -202,7 +208,12 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def console_line(step: int, steps: int | None, values: Mapping[str, Any], pairs: str) -> str:
+def console_line(
+    step: int,
+    steps: int | None,
+    values: Mapping[str, Any],
+    pairs: str,
+) -> str:
     """Format the metrics of a line for the console. `steps` is None for a run with a time budget."""
     shown = {**values, "pairs": pairs}
     parts = [f"step {step:>7}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"]
@@ -252,8 +263,17 @@ def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracke
         write_text(id_file, secrets.token_hex(8))
     identifier = id_file.read_text(encoding="utf-8")
     try:
-        session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
+        session = wandb.init(
+            id=identifier,
+            name=run.name,
+            resume="allow",
+            config=config,
+            dir=str(run),
+        )
     except Exception as error:  # wandb has many error types
-        remedy = "run 'wandb login', set WANDB_MODE=offline, or remove wandb from train.trackers"
-        raise ConfigError(f"wandb does not start: {error}", where="train.trackers", remedy=remedy) from error
+        raise ConfigError(
+            f"wandb does not start: {error}",
+            where="train.trackers",
+            remedy="run 'wandb login', set WANDB_MODE=offline, or remove wandb from train.trackers",
+        ) from error
     return session.log, session.finish

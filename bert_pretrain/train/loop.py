@@ -219,7 +219,13 @@ class Loop:
             static_shapes=run.compiled,
             dist_context=run.dist_context,
         )
-        metrics = evaluate_batches(self.state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+        metrics = evaluate_batches(
+            self.state.losses,
+            batches,
+            run.device,
+            run.precision.dtype,
+            run.dist_context,
+        )
         self.log.validation(self.num_steps, metrics)
         # The last evaluation uses all examples. With decay, because the first one on a GPU loads kernels.
         seconds = (time.perf_counter() - begin) * num_examples / metrics["examples"]

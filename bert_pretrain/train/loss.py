@@ -52,7 +52,13 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
     weight = model.embeddings.word_embeddings.weight
     bias = model.mlm_head.bias
     if batch.candidates is None:
-        mlm_loss, mlm_correct = decoder_loss(features, weight, bias, Targets(batch.masked_labels), compiled=compiled)
+        mlm_loss, mlm_correct = decoder_loss(
+            features,
+            weight,
+            bias,
+            Targets(batch.masked_labels),
+            compiled=compiled,
+        )
     else:
         mlm_loss, mlm_correct = sampled_softmax_loss(
             features,

@@ -110,7 +110,12 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
             torch._foreach_add_(parameters, directions)
 
-    def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
+    def _directions(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        skip: Tensor,
+    ) -> list[Tensor]:
         """Update the moments, and return Adam's update directions as new tensors."""
         gradients = _gradients(parameters, skip)
         for parameter in parameters:
@@ -213,7 +218,12 @@ class Muon(torch.optim.Optimizer):
             for begin in range(0, len(weights), num_together):
                 _add_orthogonalized(weights[begin : begin + num_together], height, width, factor)
 
-    def _apply_momentum(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
+    def _apply_momentum(
+        self,
+        weights: list[Tensor],
+        momentum: float,
+        skip: Tensor,
+    ) -> None:
         """Update the momentum, and replace the gradients by those of Nesterov momentum."""
         gradients = _gradients(weights, skip)
         buffers = _moments(self, "momentum_buffer", weights)
@@ -222,7 +232,12 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(gradients, buffers, momentum)
 
 
-def _add_orthogonalized(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
+def _add_orthogonalized(
+    weights: list[Tensor],
+    height: int,
+    width: int,
+    factor: Tensor,
+) -> None:
     """Add `factor`, (), times the orthogonalized gradients to parameters that stack (height, width) matrices."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
@@ -251,7 +266,13 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     current = current / norms.clamp(min=1e-7)
     for _ in range(5):
         gram = current @ current.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial = torch.baddbmm(
+            gram,
+            gram,
+            gram,
+            beta=b,
+            alpha=c,
+        )
         current = torch.baddbmm(current, polynomial, current, beta=a)
     if is_tall:
         current = current.mT

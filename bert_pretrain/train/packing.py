@@ -46,7 +46,13 @@ class Batch:
     @property
     def sequences(self) -> Packed:
         """The encoder's inputs."""
-        return Packed(self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen)
+        return Packed(
+            self.input_ids,
+            self.token_type_ids,
+            self.position_ids,
+            self.cu_seqlens,
+            self.max_seqlen,
+        )
 
     @property
     def candidates(self) -> Candidates | None:
@@ -115,7 +121,12 @@ class ShapeMultiples:
         return ShapeMultiples(tokens, masked=32, sequences=2, max_seqlen=8)
 
     @staticmethod
-    def for_equal_shares(num_examples: int, num_shares: int, max_seqlen: int, mean_tokens: float) -> "ShapeMultiples":
+    def for_equal_shares(
+        num_examples: int,
+        num_shares: int,
+        max_seqlen: int,
+        mean_tokens: float,
+    ) -> "ShapeMultiples":
         """Return the multiples for a global batch of `num_examples` examples in `num_shares` micro-batches.
 
         All micro-batches get the same number of sequences and `max_seqlen`. `mean_tokens` is the mean length of all
@@ -126,10 +137,21 @@ class ShapeMultiples:
         num_sequences = -(-num_examples // num_shares) + _min_tail_sequences(unit, max_seqlen)
         # At most a tenth of the masked tokens at 15 %. Their number varies by a few percent: most steps round up alike.
         masked = _power_of_two(0.015 * expected_tokens)
-        return ShapeMultiples(unit, masked, num_sequences, max_seqlen, with_labels=True)
+        return ShapeMultiples(
+            unit,
+            masked,
+            num_sequences,
+            max_seqlen,
+            with_labels=True,
+        )
 
 
-def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
+def assign_by_length(
+    lengths: np.ndarray,
+    micro_batch_tokens: int,
+    rank: int,
+    num_ranks: int,
+) -> list[np.ndarray]:
     """Return the examples of each micro-batch of a rank, as indices into `lengths`.
 
     Micro-batches are those of `batches_by_length`. Ranks get similar numbers of tokens.
@@ -138,7 +160,12 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
     return [share[rows] for rows in batches_by_length(lengths[share], micro_batch_tokens)]
 
 
-def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
+def assign_evenly(
+    lengths: np.ndarray,
+    micro_batch_tokens: int,
+    rank: int,
+    num_ranks: int,
+) -> list[np.ndarray]:
     """Return the examples of each micro-batch of a rank, with about equal numbers of tokens and examples in each.
 
     Each micro-batch gets examples of all lengths, so that `torch.compile` sees few shapes. Ranks get equal numbers of

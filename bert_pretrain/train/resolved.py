@@ -165,7 +165,12 @@ def resolve_run(
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
-        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
+        train,
+        model,
+        data.max_seq_length,
+        device,
+        precision.dtype,
+        dist_context.size,
     )
     return ResolvedRun(
         config=config,
@@ -190,7 +195,12 @@ def resolve_run(
     )
 
 
-def _attention(config: Config, max_seq_length: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+def _attention(
+    config: Config,
+    max_seq_length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[str, str]:
     """Return the attention to use, and the reason."""
     return choose_attention(
         config.train.attention,
@@ -216,7 +226,12 @@ def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
     return teacher
 
 
-def _carried_checkpoint(config: Config, init_from: Path, length: Length, extension: Extension | None) -> Checkpoint:
+def _carried_checkpoint(
+    config: Config,
+    init_from: Path,
+    length: Length,
+    extension: Extension | None,
+) -> Checkpoint:
     """Open the checkpoint of `--carry-optimizer`. Raise `ConfigError` if its optimizer state does not fit the run."""
     checkpoint = open_checkpoint(init_from, "--init-from")
     old, new = checkpoint.record[PRETRAINING]["optimizer"], config.train.optimizer
@@ -314,8 +329,11 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
 
 def _too_short(length: Length, position: str) -> ConfigError:
     key = "time_budget" if length.steps is None else "max_steps"
-    what = f"the run would end after {length}, but it is at {position} already"
-    return ConfigError(what, where=f"train.{key}", remedy="increase it, or name another --output")
+    return ConfigError(
+        f"the run would end after {length}, but it is at {position} already",
+        where=f"train.{key}",
+        remedy="increase it, or name another --output",
+    )
 
 
 def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:

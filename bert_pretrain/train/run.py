@@ -67,8 +67,20 @@ def train(
             print("the section 'phases' is only for 'bert-pretrain run'; 'train' uses the section 'train'")
             config = config.model_copy(update={"phases": ()})
         start: dict[str, Any] = {"init_from": init_from, "carry_optimizer": carry_optimizer}
-        config, folder = check_inputs(config, data, output, **start, overwrite=overwrite)
-        run = resolve_run(config, folder, output, dist_context, **start)
+        config, folder = check_inputs(
+            config,
+            data,
+            output,
+            **start,
+            overwrite=overwrite,
+        )
+        run = resolve_run(
+            config,
+            folder,
+            output,
+            dist_context,
+            **start,
+        )
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
 
@@ -102,7 +114,13 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         run.folder.add(record)
     metrics_end = None if latest is None else latest.record["metrics"]
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, metrics_end)) as log:
-        loop = Loop(run, state, data, log, is_start=latest is None)
+        loop = Loop(
+            run,
+            state,
+            data,
+            log,
+            is_start=latest is None,
+        )
         try:
             loop.fit()
         except Exception:  # let the thread finish the checkpoint that it is writing
@@ -117,7 +135,13 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Print the plan of the run and how long it would take."""
     state = _prepare(run, latest)
     silent = RunLog(run, state.progress)
-    step_seconds = Loop(run, state, _training_data(run, state), silent, is_start=latest is None).time_steps()
+    step_seconds = Loop(
+        run,
+        state,
+        _training_data(run, state),
+        silent,
+        is_start=latest is None,
+    ).time_steps()
     if run.length.steps is None:
         seconds = run.length.seconds or 0.0
         steps_left = int(max(seconds - state.progress.wall_seconds, 0.0) / step_seconds)
@@ -176,7 +200,13 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
 def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> None:
     """Load the weights of `--init-from`, and print what is new and what is not used."""
     extension = run.extension
-    fresh, unused = load_weights(model, folder, flag="--init-from", seed=run.config.train.seed, extension=extension)
+    fresh, unused = load_weights(
+        model,
+        folder,
+        flag="--init-from",
+        seed=run.config.train.seed,
+        extension=extension,
+    )
     print(f"weights from {folder}{'; the teacher is not used' if run.teacher else ''}")
     if extension is not None and extension.pieces:
         text = "tokens to the model's; each new embedding starts as the mean of the token's old pieces"
@@ -245,7 +275,12 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     )
 
 
-def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
+def _finish(
+    run: ResolvedRun,
+    state: TrainState,
+    log: RunLog,
+    record: dict[str, Any],
+) -> None:
     """Write the final model and then the manifest with the final metrics."""
     try:
         metrics = read_metrics(run.output)
@@ -257,9 +292,22 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
     parameters = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = export_weights(parameters)
-        save_model_folder(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
+        save_model_folder(
+            weights,
+            state.model,
+            temporary,
+            run.tokenizer,
+            run.pretraining(state.progress.tokens),
+        )
         has_curves = draw_curves([run.output], temporary / "curves.png")
-        card = model_card(run, state, validation, is_final=True, has_curves=has_curves, warning=warning)
+        card = model_card(
+            run,
+            state,
+            validation,
+            is_final=True,
+            has_curves=has_curves,
+            warning=warning,
+        )
         write_text(temporary / CARD, card)
     body = {
         **record,

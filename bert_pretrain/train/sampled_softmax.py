@@ -29,7 +29,12 @@ class Candidates(NamedTuple):
 class CandidateSampler:
     """Draws candidates as a function of (seed, step). Frequent tokens are candidates in every step."""
 
-    def __init__(self, frequencies: np.ndarray, number: int, seed: int) -> None:
+    def __init__(
+        self,
+        frequencies: np.ndarray,
+        number: int,
+        seed: int,
+    ) -> None:
         """Initialize from the frequencies of all tokens, (vocabulary,), positive. `number` is less than their count."""
         self._number = number
         self._seed = seed
@@ -96,4 +101,10 @@ def sampled_softmax_loss(
         excluded=column_of[label_ids],
     )
     candidate_bias = biases[:number] - candidates.log_probabilities
-    return decoder_loss(features, rows[:number], candidate_bias, targets, compiled=compiled)
+    return decoder_loss(
+        features,
+        rows[:number],
+        candidate_bias,
+        targets,
+        compiled=compiled,
+    )

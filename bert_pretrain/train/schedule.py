@@ -25,7 +25,12 @@ class Length:
     def __str__(self) -> str:
         return f"{self.steps:,} steps" if self.steps is not None else duration(self.seconds or 0.0)
 
-    def is_over(self, step: int, seconds: float, reserve: float = 0.0) -> bool:
+    def is_over(
+        self,
+        step: int,
+        seconds: float,
+        reserve: float = 0.0,
+    ) -> bool:
         """Return whether a run ends now. `reserve` is the time for one more step and the end of the run, in seconds."""
         if self.steps is not None:
             return step >= self.steps
@@ -61,10 +66,22 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """
     end = schedule_steps(config, steps)
     wsd_decay = max(1, round(WSD_DECAY_SHARE * end))
-    return _rate(config, step, 1, end, warmup_steps(config, steps), wsd_decay)
+    return _rate(
+        config,
+        step,
+        1,
+        end,
+        warmup_steps(config, steps),
+        wsd_decay,
+    )
 
 
-def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
+def learning_rate_by_clock(
+    config: TrainConfig,
+    step: int,
+    seconds: float,
+    end: float,
+) -> float:
     """Return the learning rate after `step` steps and `seconds`, in a run whose last step ends at `end` seconds.
 
     Seconds are counted from the start of the warm-up. The schedule has the shape of `learning_rate`, over time instead
@@ -73,7 +90,14 @@ def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: 
     warmup = config.warmup_ratio * end
     # The first step is assumed to take 1 % of the warm-up.
     mean_step = seconds / step if step and seconds > 0 else warmup / 100
-    return _rate(config, seconds, min(mean_step, warmup - seconds), end, warmup, WSD_DECAY_SHARE * end)
+    return _rate(
+        config,
+        seconds,
+        min(mean_step, warmup - seconds),
+        end,
+        warmup,
+        WSD_DECAY_SHARE * end,
+    )
 
 
 def _rate(
@@ -192,7 +216,12 @@ class RunClock:
             # With decay, because recent steps predict the last step better than the slowest step of the run.
             self.reserve("step", seconds, decay=0.9)
 
-    def reserve(self, activity: str, seconds: float, decay: float = 1.0) -> None:
+    def reserve(
+        self,
+        activity: str,
+        seconds: float,
+        decay: float = 1.0,
+    ) -> None:
         """Update the time to reserve for an activity: `seconds` or, if larger, the decayed earlier maximum."""
         longest = self.progress.longest_seconds
         longest[activity] = max(seconds, decay * longest.get(activity, 0.0))

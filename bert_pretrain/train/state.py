@@ -118,7 +118,12 @@ class TrainState:
             else:
                 self.interval.attended_slots += len(micro.input_ids)
 
-    def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
+    def count_time(
+        self,
+        batch: GlobalBatch,
+        seconds: float,
+        waited_seconds: float,
+    ) -> None:
         """Count the time of a step for the rates of the interval."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens

@@ -45,7 +45,14 @@ def train_step(
     def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        parts = _add_gradients(state, micro_batches, len(batch.micro_batches), counts, dtype, dist_context)
+        parts = _add_gradients(
+            state,
+            micro_batches,
+            len(batch.micro_batches),
+            counts,
+            dtype,
+            dist_context,
+        )
         norm = _clip(state, config.max_grad_norm)
         metrics = _step_metrics(parts, counts, norm, dist_context)
         is_finite = metrics.isfinite().all()
@@ -54,10 +61,22 @@ def train_step(
             state.loss_scale.update(~is_finite)
         _add_metrics(state.sums, metrics, is_finite)
 
-    seeded = functools.partial(_seeded, batch, config.seed, step, dist_context)
+    seeded = functools.partial(
+        _seeded,
+        batch,
+        config.seed,
+        step,
+        dist_context,
+    )
     changed = [state.sums, *(state.loss_scale or ())]
     # A graph has one micro-batch, whose tensors it copies itself, so here `seeded` only seeds the generator.
-    if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), changed):
+    if graphs is not None and graphs.run(
+        compute,
+        batch,
+        learning_rate,
+        lambda: next(seeded()),
+        changed,
+    ):
         return
     # `new_full` fills on the device. `torch.tensor` would copy from the host and wait.
     num_predictions = state.sums.new_full((), batch.num_predictions)
@@ -67,7 +86,12 @@ def train_step(
         graphs.check()
 
 
-def _seeded(batch: GlobalBatch, seed: int, step: int, dist_context: DistContext) -> Iterator[Batch]:
+def _seeded(
+    batch: GlobalBatch,
+    seed: int,
+    step: int,
+    dist_context: DistContext,
+) -> Iterator[Batch]:
     """Yield the micro-batches, and seed the generator of dropout before each."""
     for number, micro_batch in enumerate(batch.micro_batches):
         index = number * dist_context.size + dist_context.rank
@@ -120,7 +144,12 @@ def _clip(state: TrainState, max_grad_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def _step_metrics(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> Tensor:
+def _step_metrics(
+    parts: list[LossSums],
+    counts: Tensor,
+    norm: Tensor,
+    dist_context: DistContext,
+) -> Tensor:
     """Return the `StepSums` of a step that is not skipped, (10,)."""
     values = torch.stack([value.to(counts.dtype) for part in parts for value in part])
     totals = dist_context.all_reduce_sum(values.view(len(parts), -1).sum(dim=0))  # (4,)

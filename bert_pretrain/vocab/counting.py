@@ -48,7 +48,13 @@ class Counts:
         self.undercount += other.undercount
         self.prune()
 
-    def add_text(self, text: bytearray, config: VocabConfig, *, is_held_out: bool) -> None:
+    def add_text(
+        self,
+        text: bytearray,
+        config: VocabConfig,
+        *,
+        is_held_out: bool,
+    ) -> None:
         """Add the chunks of a text in UTF-8."""
         rules = TextRules(
             lowercase=None,
@@ -86,7 +92,14 @@ class Counts:
     def load(cls, file: Path) -> Self:
         """Read the counts from a file of `save`."""
         training, held_out, num_documents, repairs, dropped, undercount = marshal.loads(file.read_bytes())
-        return cls(Counter(training), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
+        return cls(
+            Counter(training),
+            Counter(held_out),
+            num_documents,
+            Counter(repairs),
+            dropped,
+            undercount,
+        )
 
 
 def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Config) -> Counts:

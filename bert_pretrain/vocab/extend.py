@@ -15,7 +15,11 @@ from bert_pretrain.vocab.wordpiece import COVERAGE
 
 
 def extend_vocabulary(
-    words: Mapping[str, int], old: Tokenizer, *, add_tokens: int | None, min_frequency: int
+    words: Mapping[str, int],
+    old: Tokenizer,
+    *,
+    add_tokens: int | None,
+    min_frequency: int,
 ) -> tuple[Tokenizer, list[dict[str, Any]]]:
     """Return the extended tokenizer and its new tokens, each with `token`, `id`, old `pieces` and `count`.
 
@@ -25,9 +29,11 @@ def extend_vocabulary(
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
     if not room:
-        what = f"the vocabulary of {old.folder} has no unused slots"
-        remedy = "set the number of tokens to add at its end, for example --add-tokens 1000"
-        raise ConfigError(what, where="vocab.add_tokens", remedy=remedy)
+        raise ConfigError(
+            f"the vocabulary of {old.folder} has no unused slots",
+            where="vocab.add_tokens",
+            remedy="set the number of tokens to add at its end, for example --add-tokens 1000",
+        )
     chosen = dict(missing_characters(words, old, min_frequency)[:room])
     for word, count in _split_words(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):
         if len(chosen) >= room:

@@ -30,7 +30,12 @@ class NormalizedWords:
     metrics: dict[str, Any]  # of the normalization, for the manifest
 
 
-def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer | None) -> NormalizedWords:
+def normalize(
+    counts: Counts,
+    config: VocabConfig,
+    language: str,
+    old: Tokenizer | None,
+) -> NormalizedWords:
     """Normalize counted chunks to counted words. For an extension, `old` is the old tokenizer and sets the rules."""
     if config.tokens == "words":
         training = count_words(counts.training, WHOLE_WORDS)
@@ -73,7 +78,12 @@ def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer
     return NormalizedWords(training, count_words(counts.held_out, rules), rules, metrics)
 
 
-def _report(loss: AccentLoss, rules: TextRules, removed: Counter[str], num_words: int) -> None:
+def _report(
+    loss: AccentLoss,
+    rules: TextRules,
+    removed: Counter[str],
+    num_words: int,
+) -> None:
     if loss.examples and not rules.strips_accents:
         print(f"accents are kept: stripping them changes {loss.describe()}")
     elif loss.examples and rules.strip_accents and loss.changed > MAX_CHANGED_WORDS:

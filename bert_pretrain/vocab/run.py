@@ -73,7 +73,13 @@ def make_vocab(
             print(f"{output} is damaged: {damage}; building the vocabulary again")
             out.reopen()
         remove_temporaries(output)
-        counts = _count(sources, output, config, workers, scheduler)
+        counts = _count(
+            sources,
+            output,
+            config,
+            workers,
+            scheduler,
+        )
         tokenizer, measured, metrics = _make(counts, old, config, inputs)
         tokenizer.save(output)
         body = {
@@ -96,8 +102,11 @@ def _checked(config: VocabConfig, old: Tokenizer | None) -> VocabConfig:
     if old is not None:
         return _extending(old, config)
     if config.add_tokens is not None:
-        what, remedy = "no vocabulary is given to add tokens to", "add --extend FOLDER, or leave out the number"
-        raise ConfigError(what, where="vocab.add_tokens (--add-tokens)", remedy=remedy)
+        raise ConfigError(
+            "no vocabulary is given to add tokens to",
+            where="vocab.add_tokens (--add-tokens)",
+            remedy="add --extend FOLDER, or leave out the number",
+        )
     _max_text_tokens(config)
     return config
 
@@ -105,14 +114,19 @@ def _checked(config: VocabConfig, old: Tokenizer | None) -> VocabConfig:
 def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
     """Return the configuration with the text processing of the old tokenizer."""
     if old.whole_words or config.tokens == "words":
-        where = f"--extend {old.folder}" if old.whole_words else "vocab.tokens words"
-        remedy = "build a new vocabulary from all the text, without --extend"
-        raise ConfigError("only a vocabulary of word pieces can be extended", where=where, remedy=remedy)
+        raise ConfigError(
+            "only a vocabulary of word pieces can be extended",
+            where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
+            remedy="build a new vocabulary from all the text, without --extend",
+        )
     rules = {NORMALIZER_NAMES[name]: value for name, value in old.settings.items()}
     for name, value in rules.items():
         if getattr(config, name) not in (VocabConfig.model_fields[name].default, value):
-            what = f"the vocabulary to extend has the value {json.dumps(value)}"
-            raise ConfigError(what, where=f"vocab.{name}", remedy="remove the setting, or build a new vocabulary")
+            raise ConfigError(
+                f"the vocabulary to extend has the value {json.dumps(value)}",
+                where=f"vocab.{name}",
+                remedy="remove the setting, or build a new vocabulary",
+            )
     return config.model_copy(update=rules)
 
 
@@ -124,7 +138,13 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     return {"extends": old.hash, "vocab": used}
 
 
-def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:
+def _count(
+    sources: list[Source],
+    output: Path,
+    config: Config,
+    workers: int | None,
+    scheduler: str | None,
+) -> Counts:
     """Count all text in parallel, and add up the tables of counts, which pass through a temporary folder of the output.
 
     The tables are added in order, because the order decides which chunks are dropped.
@@ -143,7 +163,13 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
     ):
         tasks = [(Path(folder, f"{number}"), batch) for number, batch in enumerate(batches)]
         work = partial(count_to_file, config=config)
-        for file in run_each(work, tasks, workers=pool, description="count", **shown):
+        for file in run_each(
+            work,
+            tasks,
+            workers=pool,
+            description="count",
+            **shown,
+        ):
             counts.add(Counts.load(file))
             file.unlink()
     return counts
@@ -157,7 +183,10 @@ def count_to_file(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], 
 
 
 def _make(
-    counts: Counts, old: Tokenizer | None, config: Config, inputs: Sequence[str]
+    counts: Counts,
+    old: Tokenizer | None,
+    config: Config,
+    inputs: Sequence[str],
 ) -> tuple[Tokenizer, Counter[str], dict[str, Any]]:
     """Train or extend a vocabulary. Return its tokenizer, the words that measure it, and metrics for the manifest."""
     repairs_and_drops = join_reasons(counts.repairs_and_drops)
@@ -193,8 +222,11 @@ def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict
         tokenizer = Tokenizer(choose_words(words, vocab), **asdict(normalized.rules))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
         if not kept:
-            what = f"no word occurs {vocab.min_frequency:,} times, so the vocabulary is empty"
-            raise InputError(what, where="vocab.min_frequency", remedy="lower it, or add text")
+            raise InputError(
+                f"no word occurs {vocab.min_frequency:,} times, so the vocabulary is empty",
+                where="vocab.min_frequency",
+                remedy="lower it, or add text",
+            )
         share = sum(kept) / words.total()
         print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
@@ -229,9 +261,11 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
     """Return the tokenizer of the extended vocabulary, and the new tokens for the manifest."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
-        remedy = f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})"
-        what = "the vocabulary already has every frequent word of the inputs"
-        raise InputError(what, where="--extend", remedy=remedy)
+        raise InputError(
+            "the vocabulary already has every frequent word of the inputs",
+            where="--extend",
+            remedy=f"use {old.folder} as it is, add more text, or lower vocab.min_frequency ({config.min_frequency})",
+        )
     in_slots = sum(token["id"] < old.vocab_size for token in added)
     examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
     print(f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …")
@@ -258,7 +292,12 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, measured: Counter[str], metrics: dict[str, Any], config: VocabConfig) -> None:
+def _report(
+    tokenizer: Tokenizer,
+    measured: Counter[str],
+    metrics: dict[str, Any],
+    config: VocabConfig,
+) -> None:
     print(f"{tokenizer.vocab_size:,} tokens from {metrics['words']:,} words in {metrics['documents']:,} documents")
     for name, values in (("", metrics), ("before, ", metrics.get("before"))):
         if values:
