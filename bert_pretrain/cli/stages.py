@@ -205,44 +205,24 @@ def run(
     from bert_pretrain.config_file import load_config
 
     folder = local_path(output, "--output")
-    flags = key_flags(
-        steps=steps,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        device=device,
-        encoding=encoding,
-    )
+    flags = key_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, encoding=encoding)
     if inputs:
         flags["inputs"] = ("INPUT", inputs)
     if time is not None:
         flags["time"] = ("--time", time)
     is_auto = config == "auto"
     loaded = load_config(None if is_auto else config, settings, flags, where="CONFIG")
-    _check_run(
-        loaded,
-        is_auto=is_auto,
-        steps=steps,
-        machine=machine,
-        dry_run=dry_run,
-    )
+    _check_run(loaded, is_auto=is_auto, steps=steps, machine=machine, dry_run=dry_run)
     if is_auto:
         from bert_pretrain.plan import auto  # imports torch
 
-        plan = partial(
-            auto.planned_config,
-            loaded,
-            folder,
-            settings=settings or (),
-            flags=flags,
-            machine=machine,
-            overwrite=overwrite,
-        )
+        plan = partial(auto.planned_config, loaded, folder, settings=settings or (), flags=flags, machine=machine)
     if dry_run:
-        plan(dry_run=True)
+        plan(overwrite=overwrite, dry_run=True)
         return
     with pipeline.working_folder(loaded, folder, overwrite=overwrite):
         model = pipeline.run_pipeline(
-            plan() if is_auto else loaded,
+            plan(overwrite=overwrite) if is_auto else loaded,
             folder,
             workers=workers,
             scheduler=scheduler,

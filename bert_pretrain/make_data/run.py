@@ -82,13 +82,7 @@ def make_data(
         stores.mkdir(parents=True, exist_ok=True)
         # A cluster checks that its workers see the same local files.
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
-            contents = _write_splits(
-                text,
-                tokenizer,
-                output,
-                stores,
-                pool,
-            )
+            contents = _write_splits(text, tokenizer, output, stores, pool)
         remove_temporaries(output / TOKENIZER)
         tokenizer.save(output / TOKENIZER)
         _write_dataset_card(output, list(contents["splits"]))

@@ -71,14 +71,8 @@ def measure_machine(
     if is_cuda:
         torch.cuda.set_device(device)
         smallest = SIZES[0].model_config(LENGTH)
-        if StepRunner(
-            smallest,
-            LENGTH,
-            vocab_size,
-            train,
-            device,
-            is_timed=False,
-        ).is_compiled:
+        runner = StepRunner(smallest, LENGTH, vocab_size, train, device, is_timed=False)
+        if runner.is_compiled:
             torch.compile(torch.neg)(torch.zeros(8, device=device))  # starts the compiler
     outputs = num_outputs(device.type, vocab_size)
     begin = time.perf_counter()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.io.files import atomic_path
@@ -59,15 +59,7 @@ def embed(
     """
     pooling = _check_options(model, output, level, pooling)
     bert = open_bert(model, config.train, ("bert.pooler",) if pooling == "pooler" else (), max_length=max_length)
-    num_last = NUM_LAST_LAYERS if pooling.startswith("last4") else 1
-    num_layers = bert.network.config.num_hidden_layers
-    if num_layers < num_last:
-        raise ConfigError(
-            f"{pooling} needs {num_last} layers, the model has {num_layers}",
-            where="--pooling",
-            remedy=f"choose another, such as {POOLINGS[level][0]}",
-        )
-    size = bert.network.config.hidden_size * (num_last if pooling == "last4-concat" else 1)
+    size = _vector_size(bert.network.config, pooling)
     texts = Texts(inputs, config.data, bert.tokenizer, skip_empty=skip_empty)
     check_output_file(output, texts.locations)
     print(f"features   {texts.num_texts:,} texts, {size} numbers per {level}, pooling {pooling}")
@@ -83,17 +75,8 @@ def embed(
                 part = group[begin : begin + num_texts]
                 block = sequences.take(np.arange(begin, begin + len(part)))
                 num_outputs = block.lengths if level == "token" else np.ones_like(block.lengths)
-                yield (
-                    part,
-                    block,
-                    bert.run(
-                        block,
-                        head,
-                        num_outputs,
-                        lambda rows: bar.update(len(rows)),
-                        batch_tokens,
-                    ),
-                )
+                vectors = bert.run(block, head, num_outputs, lambda rows: bar.update(len(rows)), batch_tokens)
+                yield part, block, vectors
 
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -137,6 +120,19 @@ def _check_options(
             remedy=f"choose {', '.join(POOLINGS[level])}",
         )
     return pooling
+
+
+def _vector_size(model: ModelConfig, pooling: str) -> int:
+    """Return the numbers of a vector. Raise ConfigError if the model has fewer layers than the pooling."""
+    if not pooling.startswith("last4"):
+        return model.hidden_size
+    if model.num_hidden_layers < NUM_LAST_LAYERS:
+        raise ConfigError(
+            f"{pooling} needs {NUM_LAST_LAYERS} layers, the model has {model.num_hidden_layers}",
+            where="--pooling",
+            remedy="choose another, such as mean",
+        )
+    return model.hidden_size * (NUM_LAST_LAYERS if pooling == "last4-concat" else 1)
 
 
 def _head_of(network: BertForPreTraining, level: str, pooling: str) -> Callable[[Packed, Examples], Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config, duration
+from bert_pretrain.config import Config, TrainConfig, duration
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json, remove_temporaries
@@ -155,8 +155,7 @@ def resolve_run(
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
     teacher = _checked_teacher(train.teacher, tokenizer)
-    device = devices.choose_device(train.device, dist_context.local_rank)
-    devices.configure_cpu(device)
+    device = _configured_device(train, dist_context)
     precision = devices.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(
         lambda: _attention(config, data.max_seq_length, device, precision.dtype)
@@ -165,12 +164,7 @@ def resolve_run(
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
     tokens = hardware.choose_micro_batch_tokens(
-        train,
-        model,
-        data.max_seq_length,
-        device,
-        precision.dtype,
-        dist_context.size,
+        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
     )
     return ResolvedRun(
         config=config,
@@ -193,6 +187,12 @@ def resolve_run(
         extension=extension,
         carried=carried,
     )
+
+
+def _configured_device(train: TrainConfig, dist_context: DistContext) -> torch.device:
+    device = devices.choose_device(train.device, dist_context.local_rank)
+    devices.configure_cpu(device)
+    return device
 
 
 def _attention(

@@ -73,13 +73,7 @@ def make_vocab(
             print(f"{output} is damaged: {damage}; building the vocabulary again")
             out.reopen()
         remove_temporaries(output)
-        counts = _count(
-            sources,
-            output,
-            config,
-            workers,
-            scheduler,
-        )
+        counts = _count(sources, output, config, workers, scheduler)
         tokenizer, measured, metrics = _make(counts, old, config, inputs)
         tokenizer.save(output)
         body = {
