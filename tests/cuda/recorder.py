@@ -30,13 +30,12 @@ NO_KERNEL = {  # operators that return a view or allocate memory
 
 
 class Recorder(TorchDispatchMode):
-    """Records waits and data-dependent shapes, and counts the operators that launch a kernel on the device."""
+    """Records waits, and counts the operators that launch a kernel on the device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: Counter[str] = Counter()
         self.waits: list[str] = []  # operators that make the host wait, each with its line in the package
-        self.data_dependent: list[str] = []  # operators with a shape that depends on data, which is also a wait
         self.asynchronous_copies = 0  # between host and device
 
     @classmethod
@@ -52,10 +51,10 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         inputs = _tensors((args, kwargs))
         if func is aten._local_scalar_dense.default and _on_cuda(inputs):
-            self._record(self.waits, func, inputs)
+            self._wait(func, inputs)
             return float(inputs[0].dtype != torch.bool)  # a value for `item`: 1.0 for numbers, false for conditions
         if _has_data_dependent_shape(func, args, kwargs) and _on_cuda(inputs):
-            self._record(self.data_dependent, func, inputs)
+            self._wait(func, inputs)
         result = func(*args, **kwargs)
         devices = {tensor.device.type for tensor in (*inputs, *_tensors(result))}
         if {"cpu", "cuda"} <= devices:
@@ -71,15 +70,15 @@ class Recorder(TorchDispatchMode):
             is_asynchronous = kwargs.get("non_blocking", False) or (func is aten.copy_.default and True in args[2:])
             # The driver first copies memory that is not page-locked, and may wait.
             if not is_asynchronous or not all(is_pinned(tensor) for tensor in inputs if tensor.device.type == "cpu"):
-                self._record(self.waits, func, inputs)
+                self._wait(func, inputs)
             else:
                 self.asynchronous_copies += 1
         elif not _accepts_cpu_scalars(func) or any(tensor.dim() for tensor in inputs if tensor.device.type == "cpu"):
-            self._record(self.waits, func, inputs)
+            self._wait(func, inputs)
 
-    def _record(self, records: list[str], func: Any, inputs: list[Tensor]) -> None:
+    def _wait(self, func: Any, inputs: list[Tensor]) -> None:
         shapes = ", ".join(f"{tensor.device.type} {tuple(tensor.shape)}" for tensor in inputs)
-        records.append(f"{func} of {shapes} at {_package_line()}")
+        self.waits.append(f"{func} of {shapes} at {_package_line()}")
 
 
 def _accepts_cpu_scalars(func: Any) -> bool:
@@ -112,8 +111,8 @@ def _package_line() -> str:
     return "no line of the package"
 
 
-def recorded_counts() -> list[list[list[int]]]:
-    """Return the counts of waits and data-dependent shapes for operations that have one, the other, or neither."""
+def recorded_counts() -> list[list[int]]:
+    """Return the number of waits of operations that wait, and of operations that do not."""
     waits: list[Callable[[Tensor], object]] = [
         lambda values: values.sum().item(),
         lambda values: values.cpu(),
@@ -121,20 +120,21 @@ def recorded_counts() -> list[list[list[int]]]:
         lambda values: torch.ones(3).to(values.device, non_blocking=True),  # the memory is not page-locked
         lambda values: values.__setitem__(1, 1.0),  # PyTorch copies the number for a single element
         lambda values: torch.where(values > 0, torch.tensor(1.0), values),
+        lambda values: values[values > 0],  # the shape depends on the data
+        lambda values: values.repeat_interleave(values.long()),
     ]
-    data_dependent = [lambda values: values[values > 0], lambda values: values.repeat_interleave(values.long())]
     harmless = [
         lambda values: values.__setitem__(slice(1, 3), 1.0),
         lambda values: torch.where(values > 0, 0.0, values * 2.0 + 1.0).clamp(max=1.0),
         lambda values: torch.ones(3).pin_memory().to(values.device, non_blocking=True),
         lambda values: values.repeat_interleave(values.long(), output_size=7),
     ]
-    return [[_counts(operation) for operation in group] for group in (waits, data_dependent, harmless)]
+    return [[_num_waits(operation) for operation in group] for group in (waits, harmless)]
 
 
-def _counts(operation: Callable[[Tensor], object]) -> list[int]:
+def _num_waits(operation: Callable[[Tensor], object]) -> int:
     with fake_cuda(), Recorder() as recorder:
         values = torch.ones(4, device=CUDA)
         with contextlib.suppress(RuntimeError, TypeError):  # fake tensors have no values
             operation(values)
-        return [len(recorder.waits), len(recorder.data_dependent)]
+    return len(recorder.waits)

@@ -40,16 +40,12 @@ OPTIMIZERS = ("adamw", "lamb", "muon")
 class Combination(NamedTuple):
     """Settings that change the operators of a step."""
 
-    optimizer: str
-    precision: str
-    attention: str
-    checkpointing: bool
-    dropout: float
-    pairs: bool
-
-    def __str__(self) -> str:
-        parts = [self.optimizer, self.precision, self.attention, f"dropout {self.dropout}"]
-        return ", ".join(parts + ["checkpointing"] * self.checkpointing + ["without pairs"] * (not self.pairs))
+    optimizer: str = "adamw"
+    precision: str = "bf16"
+    attention: str = "varlen"
+    checkpointing: bool = False
+    dropout: float = 0.1
+    pairs: bool = True
 
 
 def combinations() -> Iterator[Combination]:
@@ -63,17 +59,47 @@ def combinations() -> Iterator[Combination]:
             yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs)
 
 
-def make_config(combination: Combination) -> Config:
-    sizes = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
-        "max_position_embeddings": 32, "hidden_dropout_prob": combination.dropout,
-        "attention_probs_dropout_prob": combination.dropout if combination.attention == "padded" else 0.0,
-    }  # fmt: skip
-    train = {
-        "optimizer": combination.optimizer, "precision": combination.precision,
-        "activation_checkpointing": combination.checkpointing,
-    }  # fmt: skip
-    return Config.model_validate({"model": sizes, "train": train})
+class Traced:
+    """A run on the fake device. If layers are compiled, the backend gets their graphs and that of the softmax."""
+
+    def __init__(self, mode: FakeTensorMode, combination: Combination, backend: Any) -> None:
+        sizes = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 128,
+            "max_position_embeddings": 32,
+            "hidden_dropout_prob": combination.dropout,
+            "attention_probs_dropout_prob": combination.dropout if combination.attention == "padded" else 0.0,
+        }
+        train = {
+            "optimizer": combination.optimizer,
+            "precision": combination.precision,
+            "activation_checkpointing": combination.checkpointing,
+        }
+        self.mode, self.pairs = mode, combination.pairs
+        self.config = Config.model_validate({"model": sizes, "train": train})
+        self.state = make_state(
+            self.config, VOCAB_SIZE, attention=combination.attention, pairs=self.pairs, backend=backend
+        )
+
+    def step(self, batch: GlobalBatch, number: int, graphs: StepGraphs | None = None) -> Recorder:
+        """Run one training step with a batch, and record its operators."""
+        fake = fake_global_batch(self.mode, batch if self.pairs else without_pairs(batch))
+        with Recorder() as recorder:
+            run_step(self.state, self.config, fake, number, graphs)
+        return recorder
+
+    def gradients(self) -> list[str]:
+        """Return the types of all gradients."""
+        return sorted({str(one.grad.dtype) for one in self.state.model.parameters() if one.grad is not None})
+
+
+@contextlib.contextmanager
+def traced(combination: Combination, backend: Any = None) -> Iterator[Traced]:
+    softmax = functools.partial(decoder_loss._compiled_softmax, backend)
+    with fake_cuda() as mode, mock.patch.object(decoder_loss, "_compiled_softmax", softmax):
+        yield Traced(mode, combination, backend)
 
 
 def run_step(
@@ -85,69 +111,52 @@ def run_step(
     state.count(batch)
 
 
-def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any]:
-    config = make_config(combination)
-    if not combination.pairs:
-        batches = [without_pairs(batch) for batch in batches]
-    with fake_cuda() as mode:
-        state = make_state(config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs)
-        recorders = [Recorder() for _ in batches]
-        for step, (recorder, batch) in enumerate(zip(recorders, batches, strict=True)):
-            fake = fake_global_batch(mode, batch)
-            with recorder:
-                run_step(state, config, fake, step)
-        gradients = {str(parameter.grad.dtype) for parameter in state.model.parameters() if parameter.grad is not None}
-    return {
-        "name": str(combination),
-        "waits": [wait for recorder in recorders for wait in recorder.waits + recorder.data_dependent],
-        "gradients": sorted(gradients),
-        "operators": dict(recorders[-1].operators),
-    }
-
-
-def read_batches(data: Path, **settings: Any) -> list[GlobalBatch]:
-    defaults = {"seed": 1, "global_batch_size": 24, "micro_batch_tokens": 600}
-    reader = TrainingData(DataFolder.open(data), **{**defaults, **settings})
-    return [reader.global_batch(step) for step in range(2)]
+def read_batch(data: Path, size: int = 24, tokens: int = 600, **settings: Any) -> GlobalBatch:
+    reader = TrainingData(DataFolder.open(data), seed=1, global_batch_size=size, micro_batch_tokens=tokens, **settings)
+    return reader.global_batch(0)
 
 
 def all_combinations(data: Path) -> list[dict[str, Any]]:
-    batches = read_batches(data)
-    return [trace(combination, batches[:1]) for combination in combinations()]
+    """Return the waits and the types of gradients of the first step."""
+    batch, rows = read_batch(data), []
+    for combination in combinations():
+        with traced(combination) as run:
+            waits = run.step(batch, 0).waits
+            rows.append({"combination": tuple(combination), "waits": waits, "gradients": run.gradients()})
+    return rows
 
 
 def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
-    """Return the operators of a step in bf16 with flash attention and dropout, for each optimizer."""
-    batches = read_batches(data)
-    plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in OPTIMIZERS]
-    return {combination.optimizer: trace(combination, batches)["operators"] for combination in plain}
+    """Return the operators of the second step in bf16 with flash attention and dropout, for each optimizer."""
+    batch, operators = read_batch(data), {}
+    for optimizer in OPTIMIZERS:
+        with traced(Combination(optimizer)) as run:
+            recorders = [run.step(batch, number) for number in range(2)]
+            operators[optimizer] = dict(recorders[-1].operators)
+    return operators
 
 
 def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, Any]:
     """Return the number of compiled graphs after each of two steps in fp16, the waits and the operators."""
-    settings = {"static_shapes": True, "micro_batch_tokens": 10**6}
-    batches = [read_batches(data, global_batch_size=size, **settings)[0] for size in (24, 37)]
-    compiled, graphs = [], []
+    batches = [read_batch(data, size, 10**6, static_shapes=True) for size in (24, 37)]
+    compiled, graphs, recorders = [], [], []
 
     def counter(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         """Count the graphs, and compile them without code generation."""
         compiled.append(graph)
         return aot_eager(graph, inputs)
 
-    config = make_config(Combination("adamw", "fp16", attention, checkpointing, 0.1, True))
-    softmax = functools.partial(decoder_loss._compiled_softmax, counter)
-    with fake_cuda() as mode, mock.patch.object(decoder_loss, "_compiled_softmax", softmax):
-        state = make_state(config, VOCAB_SIZE, attention=attention, backend=counter)
-        with Recorder() as recorder:
-            for step, batch in enumerate(batches):
-                run_step(state, config, fake_global_batch(mode, batch), step)
-                graphs.append(len(compiled))
+    with traced(Combination("adamw", "fp16", attention, checkpointing), counter) as run:
+        for number, batch in enumerate(batches):
+            recorders.append(run.step(batch, number))
+            graphs.append(len(compiled))
+        gradients = run.gradients()
     micro = [batch.micro_batches[0] for batch in batches]
     return {
         "graphs": graphs,
-        "waits": recorder.waits + recorder.data_dependent,
-        "casts": recorder.operators["aten._to_copy"],
-        "gradients": sorted({str(one.grad.dtype) for one in state.model.parameters() if one.grad is not None}),
+        "waits": [wait for recorder in recorders for wait in recorder.waits],
+        "casts": sum(recorder.operators["aten._to_copy"] for recorder in recorders),
+        "gradients": gradients,
         "shapes": [(len(one.input_ids), len(one.cu_seqlens), len(one.masked_positions)) for one in micro],
     }
 
@@ -166,7 +175,7 @@ class TracedGraphs(StepGraphs):
 
 
 def captured_steps() -> list[dict[str, Any]]:
-    """Trace the capture of a step for each optimizer, one of them compiled.
+    """Trace the capture of a step for each optimizer, two of them compiled.
 
     Two batches of the same shape differ in their tokens, predictions and lengths. The captures must be equal. The last
     pair of batches has candidates of a sampled softmax.
@@ -176,34 +185,26 @@ def captured_steps() -> list[dict[str, Any]]:
     sampler = CandidateSampler(np.full(VOCAB_SIZE, 1 / VOCAB_SIZE), 40, seed=0)
     sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
     return [
-        _captured(Combination("adamw", "fp16", "varlen", False, 0.1, True), batches, aot_eager),
-        _captured(Combination("lamb", "bf16", "varlen", False, 0.1, False), batches, None),
-        _captured(Combination("muon", "bf16", "triton", False, 0.0, True), batches, None),
-        _captured(Combination("muon", "bf16", "varlen", False, 0.0, True), sampled, aot_eager),
+        _captured(Combination("adamw", "fp16"), batches, aot_eager),
+        _captured(Combination("lamb", pairs=False), batches, None),
+        _captured(Combination("muon", attention="triton", dropout=0.0), batches, None),
+        _captured(Combination("muon", dropout=0.0), sampled, aot_eager),
     ]
 
 
 def _captured(combination: Combination, batches: list[GlobalBatch], backend: Any) -> dict[str, Any]:
-    config = make_config(combination)
-    if not combination.pairs:
-        batches = [without_pairs(batch) for batch in batches]
     captured: list[Recorder] = []
-    softmax = functools.partial(decoder_loss._compiled_softmax, aot_eager)
     compared = mock.patch.object(cuda_graph.Trial, "distances", return_value=(0.0, 0.0))  # fake tensors have no values
-    with fake_cuda() as mode, compared, mock.patch.object(decoder_loss, "_compiled_softmax", softmax):
-        state = make_state(
-            config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs, backend=backend
-        )
+    with compared, traced(combination, backend) as run:
         for batch in batches:
-            graphs = TracedGraphs(state.model, state.optimizers)
-            for step in range(3):
-                with Recorder() as outside:
-                    run_step(state, config, fake_global_batch(mode, batch), step, graphs)
+            graphs = TracedGraphs(run.state.model, run.state.optimizers)
+            for number in range(3):
+                outside = run.step(batch, number, graphs)
             captured.append(graphs.captured)
-        gradients_left = sum(parameter.grad is not None for parameter in state.model.parameters())
+        gradients_left = run.gradients()
     return {
-        "name": str(combination),
-        "waits": [wait for recorder in (outside, *captured) for wait in recorder.waits + recorder.data_dependent],
+        "combination": tuple(combination),
+        "waits": [wait for recorder in (outside, *captured) for wait in recorder.waits],
         "copies": sum(recorder.asynchronous_copies for recorder in captured),
         "operators": [dict(recorder.operators) for recorder in captured],
         "outside": sum(outside.operators.values()),
@@ -230,23 +231,24 @@ class FakeData(TrainingData):
 def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
     """Trace a loop of six steps, and separately an evaluation and a snapshot of the state."""
     folder = DataFolder.open(data)
-    config = make_config(Combination("adamw", "bf16", "varlen", False, 0.1, True))
     train = {"max_steps": STEPS, "log_every": 3, "eval_every": 100, "save_every": 100, "global_batch_size": 24}
-    config = config.model_copy(update={"train": config.train.model_copy(update=train)})
-    with fake_cuda() as mode:
-        state = make_state(config, VOCAB_SIZE, attention="varlen")
-        loop = _loop(mode, state, config, folder)
+    with traced(Combination()) as run:
+        config = run.config.model_copy(update={"train": run.config.train.model_copy(update=train)})
+        loop = _loop(run.mode, run.state, config, folder)
         with Recorder() as evaluation:
             micro_batches = evaluation_batches(folder, "validation", MICRO_BATCH_TOKENS)
-            batches = [batch.with_tensors(mode.from_tensor) for batch in micro_batches]
-            evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
+            batches = [batch.with_tensors(run.mode.from_tensor) for batch in micro_batches]
+            evaluate_batches(run.state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
-            copies, _ = HostBuffers().copy(all_tensors(state))
+            copies, _ = HostBuffers().copy(all_tensors(run.state))
     return {
-        "loop": loop, "evaluation": evaluation.waits, "evaluated_batches": len(batches),
-        "snapshot_waits": snapshot.waits, "snapshot_copies": snapshot.asynchronous_copies, "tensors": len(copies),
-        "data_dependent": evaluation.data_dependent + snapshot.data_dependent,
-    }  # fmt: skip
+        "loop": loop,
+        "evaluation": evaluation.waits,
+        "evaluated_batches": len(batches),
+        "snapshot_waits": snapshot.waits,
+        "snapshot_copies": snapshot.asynchronous_copies,
+        "tensors": len(copies),
+    }
 
 
 def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:

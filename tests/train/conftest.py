@@ -23,6 +23,7 @@ from bert_pretrain import ragged
 from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
+from bert_pretrain.io.files import read_json
 from bert_pretrain.io.manifest import Output
 from bert_pretrain.make_data import summary
 from bert_pretrain.model.bert import BertForPreTraining
@@ -40,6 +41,7 @@ from bert_pretrain.train.packing import (
     global_batch_of,
 )
 from bert_pretrain.train.run import train
+from bert_pretrain.train.signals import checkpoint_paths
 from bert_pretrain.train.state import LossScale, StepSums, TrainState
 from bert_pretrain.train.step import train_step
 from tests.conftest import reopen
@@ -50,9 +52,9 @@ VOCAB_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
 NewData = Fit = Callable[..., Path]
 """What the fixtures `new_data_folder` and `fit` are."""
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-CLOCK_AND_MEMORY = {
-    *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_share", "peak_memory_bytes", "time")
-}
+CLOCK_AND_MEMORY = dict.fromkeys(
+    ["elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_share", "peak_memory_bytes", "time"]
+)
 
 
 def make_tokenizer() -> Tokenizer:
@@ -269,18 +271,19 @@ def metrics(run: Path, key: str = "step") -> list[dict[str, Any]]:
     return [line for line in lines if key in line]
 
 
+def status(run: Path) -> str:
+    """How the last session of a run ended."""
+    return str(read_json(run / "status.json")["status"])
+
+
 def final_tensors(run: Path) -> dict[str, torch.Tensor]:
-    newest = sorted((run / "checkpoints").glob("step-????????"))[-1]
+    newest = checkpoint_paths(run / "checkpoints")[-1]
     return {**load_file(run / "model" / "model.safetensors"), **load_file(newest / "training_state.safetensors")}
 
 
 def assert_same_run(left: Path, right: Path) -> None:
-    ours, theirs = final_tensors(left), final_tensors(right)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    lines = [
-        [{k: v for k, v in line.items() if k not in CLOCK_AND_MEMORY} for line in metrics(r)] for r in (left, right)
-    ]
+    torch.testing.assert_close(final_tensors(left), final_tensors(right), rtol=0, atol=0)
+    lines = [[{**line, **CLOCK_AND_MEMORY} for line in metrics(run)] for run in (left, right)]
     assert lines[0] == lines[1]
 
 

@@ -7,21 +7,16 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.model.attention_backend import short_attention_error
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.dropout import dropout
 from bert_pretrain.plan.timing import compile_ahead
 from bert_pretrain.train import hardware
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
-from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.state import LossScale, StepSums, TrainState
 from tests.train import conftest
 from tests.train.conftest import (
@@ -48,13 +43,9 @@ LOSS_TOLERANCE = 1e-3
 """Relative, of ten steps in 16 bits: on the CPU bf16 and fp16 stay within 1e-4 of fp32, and the loss falls by 8e-2."""
 
 
-def make_state(config: Config, *, fp16: bool = False, **options: Any) -> TrainState:
+def make_state(config: Config, *, fp16: bool = False, attention: str = "varlen", compiled: bool = False) -> TrainState:
     scale = LossScale.start(CUDA) if fp16 else None
-    return conftest.make_state(config, **{"attention": "varlen", **options}, loss_scale=scale, device="cuda")
-
-
-def step(state: TrainState, batch: GlobalBatch, number: int, dtype: torch.dtype) -> None:
-    conftest.step(state, batch, number, dtype, rate=2e-3)
+    return conftest.make_state(config, attention=attention, compiled=compiled, loss_scale=scale, device="cuda")
 
 
 @contextlib.contextmanager
@@ -66,10 +57,6 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype) -> list[float]:
-    return [metrics.loss for metrics in conftest.take_steps(state, batches, dtype, rates=(2e-3,))]
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +86,9 @@ def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attent
     batch = cut_alike(make_examples(512), 6000, 32, 20.0).with_tensors(torch.Tensor.pin_memory)
     assert len(batch.micro_batches) == 2
     for number in range(2):
-        step(state, batch.to(CUDA), number, dtype)
+        conftest.step(state, batch.to(CUDA), number, dtype)
     with no_waiting():
-        step(state, batch.to(CUDA), 2, dtype)
+        conftest.step(state, batch.to(CUDA), 2, dtype)
         with pytest.raises(RuntimeError, match="synchronizing"):
             state.sums.tolist()
     assert StepSums.read(state.sums).skipped == 0
@@ -110,72 +97,61 @@ def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attent
 def test_snapshot_does_not_synchronize_and_ignores_later_steps() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(make_examples(64), 4000).to(CUDA)
-    run_steps(state, [batch] * 2, torch.bfloat16)
-    buffers, others = HostBuffers(), HostBuffers()
-    for each in (buffers, others):
-        each.copy(all_tensors(state))[1].synchronize()  # locks pages, which takes its time
-    expected = {name: parameter.detach().clone() for name, parameter in state.model.named_parameters()}
-    moments = {
-        f"optimizer/{name}/exp_avg": state.optimizers[0].state[parameter]["exp_avg"].clone()
-        for name, parameter in state.model.named_parameters()
-    }
+    conftest.take_steps(state, [batch] * 2, torch.bfloat16)
+    buffers = HostBuffers()
+    buffers.copy(all_tensors(state))[1].synchronize()  # locks pages, which takes its time
+    expected = {name: tensor.clone() for name, tensor in all_tensors(state).items()}
     with no_waiting():
         snapshot, arrival = buffers.copy(all_tensors(state))
         for number in range(2, 5):
-            step(state, batch, number, torch.bfloat16)
-    later, later_arrival = others.copy(all_tensors(state))
-    for event in (arrival, later_arrival):
-        event.synchronize()
+            conftest.step(state, batch, number, torch.bfloat16)
+    arrival.synchronize()
+    for name, tensor in expected.items():
+        assert torch.equal(snapshot[name], tensor.cpu()), name
     for name, parameter in state.model.named_parameters():
-        assert torch.equal(snapshot[name], expected[name].cpu())
-        assert torch.equal(later[name], parameter.detach().cpu())
-        assert not torch.equal(snapshot[name], later[name])
-    assert all(torch.equal(snapshot[name], tensor.cpu()) for name, tensor in moments.items())
+        assert not torch.equal(snapshot[name], parameter.cpu()), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_of_flash_attention_and_compiled_layers_match_padded_fp32(dtype: torch.dtype) -> None:
+    def losses(dtype: torch.dtype, attention: str, compiled: bool = False) -> list[float]:
+        state = make_state(tiny(model=NO_DROPOUT), fp16=dtype == torch.float16, attention=attention, compiled=compiled)
+        return [sums.loss for sums in conftest.take_steps(state, alike if compiled else batches, dtype, (2e-3,))]
+
     batches = [cut(make_examples(32, seed), 400).to(CUDA) for seed in range(10)]
     alike = [cut_alike(make_examples(32, seed), 400, 32, 20.0).to(CUDA) for seed in range(10)]
-    config, fp16 = tiny(model=NO_DROPOUT), dtype == torch.float16
-    exact = run_steps(make_state(config, attention="padded"), batches, torch.float32)
-    padded = run_steps(make_state(config, attention="padded", fp16=fp16), batches, dtype)
-    flash = run_steps(make_state(config, fp16=fp16), batches, dtype)
-    assert padded == pytest.approx(exact, rel=LOSS_TOLERANCE)
-    short = run_steps(make_state(config, attention="triton", fp16=fp16), batches, dtype)
-    assert flash == pytest.approx(exact, rel=LOSS_TOLERANCE)
-    assert short == pytest.approx(exact, rel=LOSS_TOLERANCE)
-    for attention in () if fp16 else ("varlen", "triton"):  # one precision is enough to compile
-        compiled = run_steps(make_state(config, attention=attention, compiled=True), alike, dtype)
-        assert compiled == pytest.approx(exact, rel=LOSS_TOLERANCE)
+    exact = losses(torch.float32, "padded")
     assert exact[-1] < 0.95 * exact[0]
+    for attention in ("padded", "varlen", "triton"):
+        assert losses(dtype, attention) == pytest.approx(exact, rel=LOSS_TOLERANCE)
+        if dtype == torch.bfloat16 and attention != "padded":  # one precision is enough to compile
+            assert losses(dtype, attention, compiled=True) == pytest.approx(exact, rel=LOSS_TOLERANCE)
 
 
 def test_bf16_gradients_of_all_attentions_are_close_to_fp32() -> None:
-    config = tiny(model={**NO_DROPOUT, **WIDE})
-    batch = cut(make_examples(256), 10**6).to(CUDA)
+    (micro,) = cut(make_examples(256), 10**6).to(CUDA).micro_batches
 
     def gradients(dtype: torch.dtype, attention: str, compiled: bool = False) -> dict[str, torch.Tensor]:
-        state = make_state(config, attention=attention, compiled=compiled)
-        (micro,) = batch.micro_batches
+        state = make_state(tiny(model={**NO_DROPOUT, **WIDE}), attention=attention, compiled=compiled)
         with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
             mlm_loss, nsp_loss, *_ = state.network.train()(micro)
-            (mlm_loss / batch.num_predictions + nsp_loss / batch.num_pairs).backward()
+            (mlm_loss / micro.num_predictions + nsp_loss / micro.num_sequences).backward()
         return {name: p.grad for name, p in state.model.named_parameters() if p.grad is not None}
 
     exact = gradients(torch.float32, "padded")
 
-    def distance(found: dict[str, torch.Tensor]) -> float:
+    def distance(attention: str, compiled: bool = False) -> float:
         """The norm of all differences over that of the gradient."""
+        found = gradients(torch.bfloat16, attention, compiled)
         assert found.keys() == exact.keys()
         squares = sum(float((found[name] - exact[name]).double().square().sum()) for name in exact)
         return (squares / sum(float(one.double().square().sum()) for one in exact.values())) ** 0.5
 
-    padded = distance(gradients(torch.bfloat16, "padded"))
+    padded = distance("padded")
     assert 0 < padded < 0.02
     for attention in ("varlen", "triton"):
-        assert distance(gradients(torch.bfloat16, attention)) < 1.5 * padded
-        assert distance(gradients(torch.bfloat16, attention, compiled=True)) < 1.5 * padded
+        for compiled in (False, True):
+            assert distance(attention, compiled) < 1.5 * padded
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -200,19 +176,25 @@ def test_compiled_dropout_has_its_rate_and_repeats_with_the_seed() -> None:
     assert not torch.equal(*(result == 0 for result in drop_twice(values)))
 
 
-def test_training_compiles_nothing_after_compile_ahead(fit: Fit, tmp_path: Path) -> None:
-    sizes, train = {"attention_probs_dropout_prob": 0.0}, {"device": "cuda", "precision": "bf16", "max_steps": 3}
-    train |= {"global_batch_size": 256, "micro_batch_tokens": "auto"}
-    config = tiny(model=sizes, **train)
-    data, vocab = config.data.model_copy(update={"max_seq_length": 32}), {"size": conftest.VOCAB_SIZE}
-    planned = {"data": data, "vocab": config.vocab.model_copy(update=vocab)}
+def test_training_compiles_nothing_after_compile_ahead(fit: Fit) -> None:
+    settings = {
+        "model": {"attention_probs_dropout_prob": 0.0},
+        "device": "cuda",
+        "precision": "bf16",
+        "max_steps": 3,
+        "global_batch_size": 256,
+        "micro_batch_tokens": "auto",
+    }
+    config = tiny(**settings)
+    data = config.data.model_copy(update={"max_seq_length": 32})
+    vocab = config.vocab.model_copy(update={"size": conftest.VOCAB_SIZE})
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    parts = len(list(compile_ahead(config.model_copy(update=planned))))
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert (parts, before) == (2, 4)  # the embeddings, a layer, the masked language model head and the softmax
-    fit(tmp_path / "run", model=sizes, **train)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    statistics = torch._dynamo.utils.counters["stats"]
+    assert len(list(compile_ahead(config.model_copy(update={"data": data, "vocab": vocab})))) == 2
+    assert statistics["unique_graphs"] == 4  # the embeddings, a layer, the masked language model head and the softmax
+    fit(**settings)
+    assert statistics["unique_graphs"] == 4
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
@@ -227,44 +209,41 @@ def test_interrupted_run_resumes_with_the_same_metrics(fit: Fit, tmp_path: Path,
     said = capsys.readouterr().out
     assert ("attention  padded" in said) == (precision == "fp32")
     assert ("compiled   yes" in said) == (precision == "bf16")
-    assert metrics(straight, "loss")[-1]["loss"] < metrics(straight, "loss")[0]["loss"]
-    assert all(line["peak_memory_bytes"] > 0 for line in metrics(straight, "loss"))
+    lines = metrics(straight, "loss")
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert all(line["peak_memory_bytes"] > 0 for line in lines)
     run = conftest.interrupted_copy(straight, tmp_path / "run", "step-00000016", "step-00000020")
     fit(run, **config)
+    compared = {"step", "mlm_loss", "nsp_loss", "grad_norm", "validation_mlm_loss", "validation_nsp_loss"}
     for ours, theirs in zip(metrics(run), metrics(straight), strict=True):
-        assert ours["step"] == theirs["step"]
-        for name in ("mlm_loss", "nsp_loss", "grad_norm", "validation_mlm_loss", "validation_nsp_loss"):
-            if name in theirs:
-                assert ours[name] == pytest.approx(theirs[name], rel=LOSS_TOLERANCE)
+        names = compared & theirs.keys()
+        assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=LOSS_TOLERANCE)
     if precision == "fp32":
         # Flash attention and compiled embeddings add up gradients in any order; without them nothing here does.
-        found, expected = final_tensors(run), final_tensors(straight)
-        assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+        torch.testing.assert_close(final_tensors(run), final_tensors(straight), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("checkpointing", "compiled"), [(False, False), (False, True), (True, False)], ids=["plain", "compiled", "again"]
 )
 def test_memory_estimate_is_close_to_the_measured_peak(checkpointing: bool, compiled: bool) -> None:
-    config = ModelConfig(num_hidden_layers=4, max_position_embeddings=32)
-    settings = TrainConfig(global_batch_size=1024, activation_checkpointing=checkpointing)
+    sizes = ModelConfig(num_hidden_layers=4, max_position_embeddings=32).model_dump()
+    config = tiny(
+        model=sizes, global_batch_size=1024, activation_checkpointing=checkpointing, micro_batch_tokens="auto"
+    )
     gc.collect()
     before = torch.cuda.memory_allocated()
-    model = BertForPreTraining(config, 30522, attention="varlen").to(CUDA).train()
-    model.initialize(1)
-    model.encoder.activation_checkpointing = checkpointing
-    if compiled:
-        hardware.compile_layers(model)
-    assert hardware.choose_micro_batch_tokens(settings, model, 32, CUDA, torch.bfloat16) == 1024 * 32
+    state = make_state(config, compiled=compiled)
+    state.model.encoder.activation_checkpointing = checkpointing
+    assert hardware.choose_micro_batch_tokens(config.train, state.model, 32, CUDA, torch.bfloat16) == 1024 * 32
     batch = cut_alike(make_examples(1024), 1024 * 32, 32, 20.0).to(CUDA)
     (micro,) = batch.micro_batches
-    state = TrainState(model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, settings), None)
     for number in range(3):
         if number == 2:  # not while kernels are chosen and compiled
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        step(state, batch, number, torch.bfloat16)
+        conftest.step(state, batch, number, torch.bfloat16)
     peak = torch.cuda.max_memory_allocated() - before
-    estimate = estimate_memory(settings, model, 32, len(micro.input_ids), dtype=torch.bfloat16)
+    estimate = estimate_memory(config.train, state.model, 32, len(micro.input_ids), dtype=torch.bfloat16)
     least = 0.75 if compiled else 0.85  # compiled layers keep sums in 16 bits
     assert least * estimate < peak < 1.15 * estimate

@@ -55,36 +55,28 @@ def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
         devices.choose_device("cuda:99")
 
 
-def page_faults(owns_process: bool) -> int:
-    """Count the page faults of allocating and freeing large tensors for the fifth time."""
+def page_faults_and_choice_of_threads(owns_process: bool) -> tuple[int, bool]:
+    """Count the page faults of allocating large tensors for the fifth time, and ask MKL whether it chooses threads."""
+    if not owns_process:
+        ctypes.CDLL(None).mallopt(-3, 128 * 1024)  # glibc's default before it adapts
     devices.cores.owns_process = owns_process
     devices.configure_cpu(CPU)
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         kept = [torch.ones(number * 1_000_000) for number in (3, 8, 1, 5, 8, 2)]
         del kept
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def test_freed_memory_is_reused_only_if_we_own_the_process() -> None:
-    fork, threshold = multiprocessing.get_context("fork"), (-3, 128 * 1024)  # glibc's default before it adapts
-    with ProcessPoolExecutor(1, fork, lambda: ctypes.CDLL(None).mallopt(*threshold)) as child:
-        plain, kept = (child.submit(page_faults, owns_process).result(60) for owns_process in (False, True))
-    assert plain > 10_000
-    assert kept < 3000
-
-
-def mkl_chooses_threads(owns_process: bool) -> bool:
-    devices.cores.owns_process = owns_process
-    devices.configure_cpu(CPU)
+    page_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-    return bool(library.mkl_serv_get_dynamic())
+    return page_faults, not torch.backends.mkl.is_available() or bool(library.mkl_serv_get_dynamic()) != owns_process
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="needs a PyTorch with MKL")
-def test_mkl_uses_a_fixed_number_of_threads_only_if_we_own_the_process() -> None:
+def test_only_a_process_that_is_ours_keeps_freed_memory_and_its_number_of_threads() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
-        assert [child.submit(mkl_chooses_threads, owns).result(120) for owns in (False, True)] == [True, False]
+        plain, ours = (child.submit(page_faults_and_choice_of_threads, owns).result(120) for owns in (False, True))
+    assert plain[0] > 10_000
+    assert ours[0] < 3000
+    assert plain[1]
+    assert ours[1]
 
 
 def test_flops_count_real_tokens_only() -> None:
@@ -120,37 +112,37 @@ def test_peak_flops_by_card_name(monkeypatch, name: str, teraflops: float | None
     assert peak_flops(CUDA, FP32) is peak_flops(CPU, torch.bfloat16) is None
 
 
-def test_layers_are_compiled_on_cuda_without_padding_and_only_a_command_sets_compiler_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for missing in ("", "a C compiler"):
-        monkeypatch.setattr(hardware, "_missing_for_triton", lambda missing=missing: missing)
+@pytest.mark.parametrize(
+    ("setting", "device", "attention"),
+    [("auto", CUDA, "padded"), (True, CPU, "padded"), (False, CUDA, "varlen")],
+)
+def test_layers_are_not_compiled_on_a_cpu_with_padding_or_if_configured(setting, device, attention) -> None:
+    assert not hardware.choose_compile(setting, device, attention)[0]
+
+
+def test_compiling_needs_triton_a_c_compiler_and_the_headers_of_python(monkeypatch, tmp_path: Path) -> None:
+    def check(expected: str) -> None:
         compiled, reason = hardware.choose_compile("auto", CUDA, "varlen")
-        assert (compiled, missing in reason) == (not missing, True)
-    assert not hardware.choose_compile("auto", CUDA, "padded")[0]
-    assert not hardware.choose_compile(True, CPU, "padded")[0]
-    assert not hardware.choose_compile(False, CUDA, "varlen")[0]
-    settings = torch._dynamo.config
-    for is_command, expected in ((False, (7, True)), (True, (64, False))):
-        monkeypatch.setattr(devices.cores, "owns_process", is_command)
-        with settings.patch(recompile_limit=7, optimize_ddp=True):
-            hardware.compile_layers(make_model(tiny()))
-            assert (settings.recompile_limit, settings.optimize_ddp) == expected
+        assert (compiled, expected in reason) == (expected == "shapes", True)
 
-
-def test_compiling_needs_triton_a_c_compiler_and_the_headers_of_python(
-    monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(hardware.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
-    assert hardware._missing_for_triton() == "Python.h (package python3-dev)"
+    check("Python.h (package python3-dev)")
     (tmp_path / "Python.h").touch()
-    assert hardware._missing_for_triton() == ""
+    check("shapes")
     monkeypatch.delenv("CC")
     monkeypatch.setattr(hardware.shutil, "which", lambda _: None)
-    assert hardware._missing_for_triton() == "a C compiler"
+    check("a C compiler")
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: None)
-    assert hardware._missing_for_triton() == "its package"
+    check("its package")
+
+
+@pytest.mark.parametrize(("is_command", "expected"), [(False, (7, True)), (True, (64, False))])
+def test_only_a_command_sets_compiler_options(monkeypatch, is_command: bool, expected: tuple[int, bool]) -> None:
+    monkeypatch.setattr(devices.cores, "owns_process", is_command)
+    with torch._dynamo.config.patch(recompile_limit=7, optimize_ddp=True):
+        hardware.compile_layers(make_model(tiny()))
+        assert (torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp) == expected
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11 computes wrong gradients")

@@ -1,14 +1,14 @@
 """Metrics are truncated on resume, sent to trackers and checked for hints."""
 
-import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.io.files import read_json
 from bert_pretrain.io.manifest import PARTIAL, read_record
 from bert_pretrain.metrics import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
@@ -48,12 +48,12 @@ def test_tensorboard_has_the_logged_metrics(fit: Fit) -> None:
 def test_resume_continues_the_same_wandb_run(fit: Fit, monkeypatch) -> None:
     started: list[dict[str, Any]] = []
     steps: list[int] = []
-    run: Any = ModuleType("run")
-    run.log = lambda metrics, step: steps.append(step) if "train/loss" in metrics else None
-    run.finish = lambda: steps.append(-1)
-    module: Any = ModuleType("wandb")  # the service needs an account
-    module.init = lambda **settings: started.append(settings) or run
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    run = SimpleNamespace(
+        log=lambda metrics, step: steps.append(step) if "train/loss" in metrics else None,
+        finish=lambda: steps.append(-1),
+    )
+    service = SimpleNamespace(init=lambda **settings: started.append(settings) or run)  # it needs an account
+    monkeypatch.setitem(sys.modules, "wandb", service)
     for max_steps in (2, 3):
         fit(trackers=["wandb"], max_steps=max_steps)
     assert started[0]["id"] == started[1]["id"]
@@ -69,10 +69,10 @@ def test_missing_or_failing_tracker_is_an_error_after_the_partial_manifest_is_wr
     with pytest.raises(ConfigError, match="wandb"):
         fit(trackers=["wandb"])
     assert not (tmp_path / "run").exists()
-    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # without `init`
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # without `init`
     with pytest.raises(ConfigError, match="does not start"):
         fit(trackers=["wandb"])
-    known = json.loads((tmp_path / "run" / PARTIAL).read_text())
+    known = read_json(tmp_path / "run" / PARTIAL)
     assert known["length"]["steps"] == 12
     assert known["data"]["statistics"]["unigram_entropy"]["train"] == pytest.approx(3.87, abs=0.05)
     assert known["identity"]["data"] == known["data"]["content_hash"]

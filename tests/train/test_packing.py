@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from bert_pretrain.rng import stream
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
-from bert_pretrain.train.packing import pack
+from bert_pretrain.train.packing import GlobalBatch, pack
 from tests.train.conftest import (
     FIRST_WORD,
     NO_DROPOUT,
@@ -47,12 +46,11 @@ def test_micro_batches_keep_the_budget_and_have_each_example_once() -> None:
     assert [batch.num_sequences for batch in alone] == [1] * 50
 
 
-def words_of_three(ids: np.ndarray) -> np.ndarray:
-    """Mark word starts that cannot be derived from the word pieces."""
-    return (ids >= FIRST_WORD) & (ids % 3 == 0)
-
-
-STORED_WORDS = {"whole_word_mask": True, "word_segmenter": "jieba", "starts_word": words_of_three}
+STORED_WORDS = {
+    "whole_word_mask": True,
+    "word_segmenter": "jieba",
+    "starts_word": lambda ids: (ids >= FIRST_WORD) & (ids % 3 == 0),  # cannot be derived from the word pieces
+}
 
 
 @pytest.mark.parametrize(
@@ -138,11 +136,9 @@ def test_ranks_share_a_global_batch_and_agree_on_its_counts(
 ) -> None:
     folder = new_data_folder(masking, masking=masking)
 
-    def share(rank: int, ranks: int) -> Any:
-        data = open_data(
-            folder, batch=50, tokens=200, dist_context=DistContext(rank, ranks), static_shapes=static_shapes
-        )
-        return data.global_batch(7)
+    def share(rank: int, ranks: int) -> GlobalBatch:
+        ranks_of = {"dist_context": DistContext(rank, ranks), "static_shapes": static_shapes}
+        return open_data(folder, batch=50, tokens=200, **ranks_of).global_batch(7)
 
     whole, shares = share(0, 1), [share(rank, 3) for rank in range(3)]
     assert sorted(row for one in shares for row in rows_of(one.micro_batches)) == sorted(rows_of(whole.micro_batches))

@@ -1,7 +1,5 @@
 """A run that was stopped, killed, extended or damaged resumes with bit-equal results."""
 
-import contextlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -22,12 +20,24 @@ from bert_pretrain.cli import main
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, Interrupted, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.io.files import read_json
 from bert_pretrain.train import loop
+from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
-from bert_pretrain.train.signals import newest_step
-from tests.conftest import reopen, wait_until
-from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
+from bert_pretrain.train.signals import checkpoint_paths, newest_step
+from tests.conftest import digests, reopen, wait_until
+from tests.train.conftest import (
+    Fit,
+    NewData,
+    assert_same_run,
+    final_tensors,
+    flip_bit,
+    interrupted_copy,
+    metrics,
+    status,
+    tiny,
+)
 
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
@@ -83,35 +93,19 @@ def test_signals_save_a_checkpoint_and_stop_signals_exit(
     process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run))
     wait_until(lambda: num_lines(run) >= 2, process)
     os.kill(process.pid, signal.SIGUSR1)
-    wait_until(lambda: list((run / "checkpoints").glob("step-*")), process)
-    (saved,) = (run / "checkpoints").glob("step-*")
-    wait_until(lambda: metrics(run)[-1]["step"] > int(saved.name[5:]) + 3, process)
+    wait_until(lambda: newest_step(run), process)
+    saved = newest_step(run)
+    wait_until(lambda: metrics(run)[-1]["step"] > saved + 3, process)
     os.kill(process.pid, number)
     process.join(180)
     assert process.exitcode == exit_code
-    first, checkpoint = sorted((run / "checkpoints").iterdir())
-    step = json.loads((checkpoint / "training_state.json").read_text())["progress"]["step"]
-    assert (first, checkpoint.name) == (saved, f"step-{step:08d}")
-    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
+    step = newest_step(run)
+    assert [path.name for path in checkpoint_paths(run / "checkpoints")] == [f"step-{saved:08d}", f"step-{step:08d}"]
+    assert open_checkpoint(run / "checkpoints" / f"step-{step:08d}").step == step
+    assert status(run) == "stopped"
     fit(run, max_steps=step + 3, **RARE)
     assert metrics(run)[-1]["step"] == step + 3
-    assert json.loads((run / "status.json").read_text())["status"] == "done"
-
-
-def test_a_stop_signal_during_the_last_evaluation_stops_the_command(fit: Fit, finished: Path, tmp_path: Path) -> None:
-    def evaluate(self: loop.Loop) -> None:
-        if self.clock.is_over:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(self)
-
-    original, run = loop.Loop.evaluate, tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Loop, "evaluate", evaluate)
-        with pytest.raises(Interrupted, match="step-00000012"):
-            fit(run)
-    assert not (run / "model").exists()
-    fit(run)
-    assert_same_run(finished, run)
+    assert status(run) == "done"
 
 
 @pytest.mark.parametrize(("ending", "exit_code"), [("pipe", 130), ("terminal", 129), ("nohup", 143)])
@@ -143,20 +137,28 @@ def test_run_whose_console_has_ended_saves_a_checkpoint(
         os.kill(process.pid, signal.SIGINT if ending == "pipe" else signal.SIGTERM)
     process.join(180)
     assert process.exitcode == exit_code
-    assert json.loads((run / "status.json").read_text())["status"] == "stopped"
+    assert status(run) == "stopped"
     assert newest_step(run) >= metrics(run)[-1]["step"] > 0
 
 
-def test_evaluation_that_a_stop_signal_omits_is_made_up_for(fit: Fit, finished: Path, tmp_path: Path) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(*_, **__)
+@pytest.mark.parametrize(("owner", "name"), [(loop, "train_step"), (loop.Loop, "evaluate")])
+def test_stop_signals_in_every_step_or_evaluation_change_nothing(
+    fit: Fit, finished: Path, tmp_path: Path, owner: Any, name: str
+) -> None:
+    """An evaluation that a stop omits is made up for. After the last one, the command stops without a model."""
 
-    original, run = loop.train_step, tmp_path / "run"
-    for _ in range(12):  # stop after every step
-        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Interrupted):
-            patch.setattr(loop, "train_step", stop)
-            fit(run)
+    def and_stop(*arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        original(*arguments, **options)
+
+    original = getattr(owner, name)
+    run = tmp_path / "run"
+    while newest_step(run) < 12:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, and_stop)
+            with pytest.raises(Interrupted, match=r"SIGTERM at .*step-000000"):
+                fit(run)
+    assert not (run / "model").exists()
     fit(run)
     assert_same_run(finished, run)
 
@@ -165,12 +167,9 @@ def test_finished_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_p
     run = shutil.copytree(finished, tmp_path / "run")
     fit(run, max_steps=16)
     assert metrics(run)[-1]["step"] == 16
-    assert json.loads((run / "manifest.json").read_text())["progress"]["step"] == 16
+    assert read_json(run / "manifest.json")["progress"]["step"] == 16
     with pytest.raises(ConfigError, match="it is at step 16"):
         fit(run)
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(OutputError, match="no checkpoint"):
-        fit(run, max_steps=20)
     fit(run, overwrite=True, peak_lr=2e-3, max_steps=2)
     (aside,) = tmp_path.glob("run.old-*")
     assert (aside / "model" / "model.safetensors").exists()
@@ -219,8 +218,7 @@ def test_resume_is_bit_equal_with_scaled_embeddings(fit: Fit) -> None:
     config = {"model": {"initializer_range": 0.2}}
     run = fit(**config)
     tensors, checkpoint = final_tensors(run), run / "checkpoints" / "step-00000008"
-    assert 0.025 < tensors["bert.embeddings.word_embeddings.weight"].square().mean().sqrt() <= 0.05
-    assert json.loads((checkpoint / "training_state.json").read_text())["embedding_exponent"] == 2
+    assert open_checkpoint(checkpoint).record["embedding_exponent"] == 2
     carried = fit("carried", init_from=checkpoint, carry_optimizer=True, **config)
     for name in ("checkpoints/step-00000012", "model"):
         shutil.rmtree(run / name)
@@ -241,20 +239,19 @@ def test_carry_optimizer_continues_the_epoch_of_the_same_data_only(
     assert line["epoch"] == pytest.approx((before + batch_size) / DataFolder.open(data).rows("train"))
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "other bits": lambda folder: flip_bit(folder / "training_state.safetensors", -2),
-    "no state": lambda folder: (folder / "training_state.safetensors").unlink(),
-    "unreadable record": lambda folder: (folder / "training_state.json").write_text("{"),
-    "no checksums": lambda folder: (folder / "checksums.json").unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("training_state.safetensors", flip_bit),
+        ("training_state.json", Path.unlink),
+        ("checksums.json", Path.unlink),
+    ],
+)
 def test_broken_newest_checkpoint_falls_back_with_a_warning(
-    fit: Fit, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    fit: Fit, finished: Path, tmp_path: Path, capsys, name: str, damage: Callable[[Path], object]
 ) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
-    DAMAGES[damage](run / "checkpoints" / "step-00000012")
+    damage(run / "checkpoints" / "step-00000012" / name)
     assert_same_run(finished, fit(run))
     assert "step-00000012 is broken" in capsys.readouterr().err
     assert (run / "checkpoints" / "broken-step-00000012").is_dir()
@@ -262,14 +259,13 @@ def test_broken_newest_checkpoint_falls_back_with_a_warning(
 
 def test_run_without_an_intact_checkpoint_does_not_start_over(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
-    for path in (run / "checkpoints").iterdir():
-        text = (path / "config.json").read_text()
-        (path / "config.json").write_text(text.replace('"layer_norm_eps": 1e-12', '"layer_norm_eps": 1e-02'))
-    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    for path in run.glob("checkpoints/*/config.json"):
+        path.write_text(path.read_text().replace('"layer_norm_eps": 1e-12', '"layer_norm_eps": 1e-02'))
+    before = digests(run)
     for _ in range(2):
         with pytest.raises(DataError, match=r"config\.json"):
             fit(run)
-    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
+    assert digests(run) == before
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
@@ -312,7 +308,7 @@ def test_damaged_shard_stops_the_run_with_a_checkpoint_and_verify_finds_it_earli
     flip_bit(shard)
     with pytest.raises(DataError, match="damaged"):
         fit(data=data, **config)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
+    assert newest_step(tmp_path / "run") == 5
     with pytest.raises(DataError, match=r"00002\.parquet"):
         check_inputs(tiny(), data, tmp_path / "other", verify=True)
     flip_bit(shard)
@@ -333,9 +329,9 @@ def test_full_disk_keeps_earlier_checkpoints(fit: Fit, tmp_path: Path, monkeypat
         patched.setattr("bert_pretrain.model.huggingface.save_file", write_some)
         with pytest.raises(OSError, match="No space left"):
             fit(run)
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
+    assert newest_step(run) == 4
     fit(run)
-    assert metrics(run)[-1]["step"] == 12
+    assert newest_step(run) == 12
 
 
 def test_run_without_steps_left_evaluates_all_examples_once(fit: Fit, finished: Path, tmp_path: Path) -> None:
@@ -347,4 +343,4 @@ def test_run_without_steps_left_evaluates_all_examples_once(fit: Fit, finished: 
     reopen(run)
     shutil.rmtree(run / "model")
     fit(run, max_steps=8, eval_examples=16)
-    assert json.loads((run / "manifest.json").read_text())["validation"]["step"] == 8
+    assert read_json(run / "manifest.json")["validation"]["step"] == 8

@@ -1,6 +1,5 @@
 """Time budgets, non-finite gradients and micro-batches that do not fit into memory."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.config import DEFAULT_EVAL_EVERY
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.data_folder import DataFolder
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights
+from bert_pretrain.io.files import read_json
+from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loop, schedule
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics, tiny
+from tests.train.conftest import NO_DROPOUT, Fit, metrics, tiny
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path
 
     def progress(time_budget: str) -> dict[str, Any]:
         fit(run, **settings, time_budget=time_budget)
-        return json.loads((run / "manifest.json").read_text())["progress"]
+        return read_json(run / "manifest.json")["progress"]
 
     first = progress("40s")
     assert 38 <= first["wall_seconds"] <= 40
@@ -68,7 +67,7 @@ def test_slow_step_near_the_end_of_a_time_budget_does_not_exceed_it(
     hanging_steps.append(25)
     run = tmp_path / "run"
     fit(run, max_steps=None, time_budget="40s", eval_every=1000, save_every=1000)
-    assert 35 < json.loads((run / "manifest.json").read_text())["progress"]["wall_seconds"] <= 40
+    assert 35 < read_json(run / "manifest.json")["progress"]["wall_seconds"] <= 40
 
 
 def test_time_budget_evaluates_eight_times_by_default(fit: Fit, hanging_steps: list[int]) -> None:
@@ -109,8 +108,7 @@ def test_persistent_non_finite_gradients_stop_the_run_with_a_reproducible_checkp
     data = TrainingData(
         DataFolder.open(data_folder), seed=config.train.seed, global_batch_size=16, micro_batch_tokens=256
     )
-    network = BertForPreTraining(config.model, VOCAB_SIZE)
-    load_weights(network, folder, flag="checkpoint", seed=0)
+    network = load_model(folder).model
     assert pretraining_loss(network, data.global_batch(step - 1).micro_batches[0]).mlm_loss.isnan()
     before, after = (load_file(path / "model.safetensors") for path in (model, folder))
     assert all(torch.equal(before[name], after[name]) for name in before if "token_type" not in name)
@@ -140,8 +138,8 @@ def test_out_of_memory_halves_micro_batches_without_changing_losses(
     small, large = metrics(tmp_path / "small"), metrics(tmp_path / "large")
     assert [line["step"] for line in small] == [line["step"] for line in large]
     assert small[-1]["validation_mlm_loss"] == pytest.approx(large[-1]["validation_mlm_loss"], rel=1e-4)
-    states = sorted((tmp_path / "small" / "checkpoints").glob("*/training_state.json"))
-    assert json.loads(states[-1].read_text())["micro_batch_tokens"] < 512
+    newest = open_checkpoint(tmp_path / "small" / "checkpoints" / "step-00000012")
+    assert newest.record["micro_batch_tokens"] < 512
 
 
 @pytest.mark.parametrize(("tokens", "word"), [("auto", "one example"), (64, "micro_batch_tokens")])

@@ -1,6 +1,5 @@
 """The Slurm script of docs/scaling.md, run with fake `srun` and `scontrol`."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import yaml
 
 from tests.conftest import wait_until
 from tests.pages import ROOT, blocks
-from tests.train.conftest import assert_same_run, tiny
+from tests.train.conftest import assert_same_run, status, tiny
 from tests.train.test_resume import num_lines
 
 # Like --kill-on-bad-exit: if one rank fails, the others are killed immediately.
@@ -53,10 +52,6 @@ def sbatch(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
         ["bash", "train.sh", *map(str, arguments)],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     )  # fmt: skip
-
-
-def status(run: Path) -> str:
-    return str(json.loads((run / "status.json").read_text())["status"])
 
 
 @pytest.mark.slow

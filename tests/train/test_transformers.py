@@ -47,13 +47,7 @@ def compute(folder: Path, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 def expect(folder: Path, expected: Path) -> None:
     tokenizer = Tokenizer.load(folder)
-    mask = torch.arange(10)[None] < torch.tensor([10, 4, 7])[:, None]
-    generator = torch.Generator().manual_seed(1)
-    inputs = {
-        "input_ids": torch.randint(104, tokenizer.vocab_size, (3, 10), generator=generator) * mask,
-        "token_type_ids": (torch.arange(10)[None] >= 2).long() * mask,
-        "attention_mask": mask.long(),
-    }
+    inputs = transformers_side.random_inputs(10, tokenizer.vocab_size)
     save_file({**inputs, **compute(folder, inputs)}, expected.with_suffix(".safetensors"))
     texts = ("wa wb, Xc!", "ya unknown za")
     ids = {text: [tokenizer.cls_id, *tokenizer.encode_text(text), tokenizer.sep_id] for text in texts}

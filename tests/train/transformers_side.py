@@ -18,16 +18,34 @@ from safetensors.torch import load_file, save_file
 
 _POOLER, _WORDS, _PAIRS = "bert.pooler.", "cls.predictions.", "cls.seq_relationship."
 # Class -> its new head, and what a folder for pretraining holds beyond what the class has a place for.
-CLASSES: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "AutoModelForPreTraining": (None, ()),
-    "AutoModelForMaskedLM": (None, (_POOLER, _PAIRS)),
-    "AutoModelForNextSentencePrediction": (None, (_WORDS,)),
-    "AutoModel": (None, (_WORDS, _PAIRS)),
-    "AutoModelForSequenceClassification": ("classifier.", (_WORDS, _PAIRS)),
-    "AutoModelForTokenClassification": ("classifier.", (_POOLER, _WORDS, _PAIRS)),
-    "AutoModelForQuestionAnswering": ("qa_outputs.", (_POOLER, _WORDS, _PAIRS)),
+CLASSES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "BertForPreTraining": ("", ()),
+    "BertForMaskedLM": ("", (_POOLER, _PAIRS)),
+    "BertForNextSentencePrediction": ("", (_WORDS,)),
+    "BertModel": ("", (_WORDS, _PAIRS)),
+    "BertForSequenceClassification": ("classifier.", (_WORDS, _PAIRS)),
+    "BertForTokenClassification": ("classifier.", (_POOLER, _WORDS, _PAIRS)),
+    "BertForQuestionAnswering": ("qa_outputs.", (_POOLER, _WORDS, _PAIRS)),
+}
+# Class -> what we compute -> its output of that.
+OUTPUTS = {
+    "BertForPreTraining": {"words": "prediction_logits", "pairs": "seq_relationship_logits"},
+    "BertForMaskedLM": {"words": "logits"},
+    "BertForNextSentencePrediction": {"pairs": "logits"},
+    "BertModel": {"pooled": "pooler_output"},
 }
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def random_inputs(longest: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Draw three padded sequences of different lengths."""
+    mask = torch.arange(longest)[None] < torch.tensor([longest, 4, 7])[:, None]
+    ids = torch.randint(104, vocab_size, mask.shape, generator=torch.Generator().manual_seed(1))
+    types = (torch.arange(longest)[None] >= 3).long()
+    return dict(zip(INPUTS, (ids * mask, types * mask, mask.long()), strict=True))
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -35,29 +53,28 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @torch.no_grad()
+def outputs_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what a model computes: (tokens, …) without padding, (sequences, …)."""
+    real = inputs["attention_mask"].bool()
+    output = model.eval()(**inputs, output_hidden_states=True)
+    found = {"hidden": output.hidden_states[-1][real]}
+    for ours, theirs in OUTPUTS.get(type(model).__name__, {}).items():
+        if theirs in output:  # a model may have no pooler
+            found[ours] = output[theirs][real] if ours == "words" else output[theirs]
+    return found
+
+
 def check_class(folder: Path, name: str, expected: dict[str, torch.Tensor]) -> None:
     """Open a folder with a class: only its head may be missing, only our heads may be unused, and outputs are equal."""
-    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    auto = name.replace("BertFor", "AutoModelFor").replace("BertModel", "AutoModel")
+    model, info = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
     head, allowed = CLASSES[name]
-    assert all(head and key.startswith(head) for key in info["missing_keys"]), info
+    assert all(key.startswith(head) for key in info["missing_keys"]), info
     assert all(key.startswith(allowed) for key in info["unexpected_keys"]), info
     assert not info["mismatched_keys"], info
-    if head:
-        assert info["missing_keys"], "the head of a new task cannot have been there"
-    inputs = {key: expected[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
-    real = inputs["attention_mask"].bool()
-    found = model.eval()(**inputs, output_hidden_states=True)
-    hidden = found.last_hidden_state if name == "AutoModel" else found.hidden_states[-1]
-    close(expected["hidden"], hidden[real])
-    if name == "AutoModel":
-        close(expected["pooled"], found.pooler_output)
-    if name == "AutoModelForPreTraining":
-        close(expected["words"], found.prediction_logits[real])
-        close(expected["pairs"], found.seq_relationship_logits)
-    if name == "AutoModelForMaskedLM":
-        close(expected["words"], found.logits[real])
-    if name == "AutoModelForNextSentencePrediction":
-        close(expected["pairs"], found.logits)
+    assert bool(info["missing_keys"]) == bool(head)  # the head of a new task cannot have been there
+    for output, value in outputs_of(model, {key: expected[key] for key in INPUTS}).items():
+        close(expected[output], value)
 
 
 def check_tokenizer_and_pipeline(folder: Path, expected: dict[str, Any]) -> None:
@@ -80,7 +97,6 @@ def check_folder(folder: Path, expected: Path) -> None:
     check_tokenizer_and_pipeline(folder, json.loads(expected.with_suffix(".json").read_text()))
 
 
-@torch.no_grad()
 def save_layouts(target: Path) -> None:
     """Save a small BERT of every layout as safetensors parts and as pickles, and its outputs in a file next to it."""
     torch.manual_seed(5)
@@ -93,23 +109,11 @@ def save_layouts(target: Path) -> None:
         "unpooled": transformers.BertModel(config, add_pooling_layer=False),
         "classifier": transformers.BertForSequenceClassification(config),
     }
-    generator = torch.Generator().manual_seed(3)
-    mask = torch.arange(12)[None] < torch.tensor([12, 5, 9])[:, None]
-    inputs = {
-        "input_ids": torch.randint(5, 150, (3, 12), generator=generator) * mask,
-        "token_type_ids": (torch.arange(12)[None] >= 3).long() * mask,
-        "attention_mask": mask.long(),
-    }
+    inputs = random_inputs(12, 150)
+    target.mkdir(parents=True, exist_ok=True)
     for name, model in layouts.items():
-        model.eval()
-        output = model(**inputs, output_hidden_states=True)
-        found = {**inputs, "hidden": output.hidden_states[-1][mask]}
-        if name in ("pretraining", "masked"):
-            found["words"] = (output.prediction_logits if name == "pretraining" else output.logits)[mask]
-        if name in ("pretraining", "pairs"):
-            found["pairs"] = output.seq_relationship_logits if name == "pretraining" else output.logits
-        target.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.contiguous() for key, value in found.items()}, target / f"{name}.safetensors")
+        found = {key: value.contiguous() for key, value in outputs_of(model, inputs).items()}
+        save_file({**inputs, **found}, target / f"{name}.safetensors")
         model.save_pretrained(target / f"{name} parts", max_shard_size="20KB")
         _save_pickles(model, target / f"{name} pickles")
 
