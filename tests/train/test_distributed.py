@@ -147,7 +147,7 @@ def torchrun(words: list[str]) -> "subprocess.Popen[str]":
     )
 
 
-def test_missing_local_rank_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_local_rank_is_an_error(monkeypatch) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

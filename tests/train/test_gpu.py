@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.attention_backend import short_attention_error
+from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.dropout import dropout
 from bert_pretrain.plan.timing import compile_ahead
 from bert_pretrain.train import hardware
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
+from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.state import LossScale, StepSums, TrainState
 from tests.train import conftest
 from tests.train.conftest import (
@@ -60,7 +63,7 @@ def no_waiting() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+def _many_variants(monkeypatch) -> None:
     """Let layers be compiled once for each test that needs it, rather than run uncompiled from the ninth time on."""
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)
 
@@ -227,23 +230,25 @@ def test_interrupted_run_resumes_with_the_same_metrics(fit: Fit, tmp_path: Path,
     ("checkpointing", "compiled"), [(False, False), (False, True), (True, False)], ids=["plain", "compiled", "again"]
 )
 def test_memory_estimate_is_close_to_the_measured_peak(checkpointing: bool, compiled: bool) -> None:
-    sizes = ModelConfig(num_hidden_layers=4, max_position_embeddings=32).model_dump()
-    config = tiny(
-        model=sizes, global_batch_size=1024, activation_checkpointing=checkpointing, micro_batch_tokens="auto"
-    )
+    config = ModelConfig(num_hidden_layers=4, max_position_embeddings=32)
+    settings = TrainConfig(global_batch_size=1024, activation_checkpointing=checkpointing)
     gc.collect()
     before = torch.cuda.memory_allocated()
-    state = make_state(config, compiled=compiled)
-    state.model.encoder.activation_checkpointing = checkpointing
-    assert hardware.choose_micro_batch_tokens(config.train, state.model, 32, CUDA, torch.bfloat16) == 1024 * 32
+    model = BertForPreTraining(config, 30522, attention="varlen").to(CUDA).train()
+    model.initialize(1)
+    model.encoder.activation_checkpointing = checkpointing
+    if compiled:
+        hardware.compile_layers(model)
+    assert hardware.choose_micro_batch_tokens(settings, model, 32, CUDA, torch.bfloat16) == 1024 * 32
     batch = cut_alike(make_examples(1024), 1024 * 32, 32, 20.0).to(CUDA)
     (micro,) = batch.micro_batches
+    state = TrainState(model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, settings), None)
     for number in range(3):
         if number == 2:  # not while kernels are chosen and compiled
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         conftest.step(state, batch, number, torch.bfloat16)
     peak = torch.cuda.max_memory_allocated() - before
-    estimate = estimate_memory(config.train, state.model, 32, len(micro.input_ids), dtype=torch.bfloat16)
+    estimate = estimate_memory(settings, model, 32, len(micro.input_ids), dtype=torch.bfloat16)
     least = 0.75 if compiled else 0.85  # compiled layers keep sums in 16 bits
     assert least * estimate < peak < 1.15 * estimate

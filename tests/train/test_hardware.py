@@ -44,7 +44,7 @@ def test_cpu_uses_bf16_only_with_its_instructions(tmp_path: Path, monkeypatch, f
 
 @pytest.mark.parametrize(("visible", "count", "expected"), [("3", 1, 0), ("0,1,2,3", 4, 2), (None, 4, 2)])
 def test_rank_takes_its_only_visible_card_or_the_one_of_its_local_rank(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, expected: int
+    monkeypatch, visible: str | None, count: int, expected: int
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -211,7 +211,7 @@ def test_bert_large_fits_on_a_12_gb_card() -> None:
 
 @pytest.mark.parametrize(("gigabytes", "examples", "at_once"), [(12, 256, 128), (24, 1024, 256), (80, 1024, 1024)])
 def test_micro_batch_fills_the_card_up_to_the_global_batch(
-    monkeypatch: pytest.MonkeyPatch, gigabytes: int, examples: int, at_once: int
+    monkeypatch, gigabytes: int, examples: int, at_once: int
 ) -> None:
     card, length = gigabytes * 10**9, 128
 

@@ -1,13 +1,7 @@
 """Initial weights: from a teacher, with positional heads, and with token frequencies."""
 
-import json
 import math
-import re
-import shutil
-import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +12,6 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.initial_weights import (
     UNSEEN_COUNT,
     start_from_cooccurrences,
@@ -26,7 +19,6 @@ from bert_pretrain.train.initial_weights import (
     start_positional_heads,
     unigram_bias,
 )
-from bert_pretrain.train.step import train_step
 from tests.conftest import save_model
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
@@ -44,9 +36,8 @@ def test_student_of_equal_width_copies_layers() -> None:
     teacher = bert(2, num_hidden_layers=6, intermediate_size=64)
     student = bert(1, num_hidden_layers=3, max_position_embeddings=16)
     assert "layers 1, 3, 6" in start_from_teacher(student, teacher)
-    layers = {f".layers.{index}.": f".layers.{source}." for index, source in enumerate((0, 2, 5))}
     for name, parameter in student.named_parameters():
-        source = re.sub(r"\.layers\.\d\.", lambda layer: layers[layer[0]], name)
+        source = name.replace(".layers.2.", ".layers.5.").replace(".layers.1.", ".layers.2.")
         expected = teacher.get_parameter(source)[tuple(map(slice, parameter.shape))]
         assert torch.equal(parameter, expected), name
 
@@ -67,7 +58,7 @@ def test_narrower_student_keeps_token_similarities() -> None:
 
 
 def test_student_resumes_bit_equal_after_its_teacher_has_moved(
-    fit: Fit, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, tokenizer: Tokenizer, tmp_path: Path, capsys
 ) -> None:
     teacher = tmp_path / "teacher"
     teacher.mkdir()
@@ -75,7 +66,7 @@ def test_student_resumes_bit_equal_after_its_teacher_has_moved(
     fit("uninterrupted", teacher=str(teacher), log_every=2)
     assert "teacher" in capsys.readouterr().out
     run = interrupted_copy(tmp_path / "uninterrupted", tmp_path / "run", "step-00000012")
-    moved = shutil.copytree(teacher, tmp_path / "moved")
+    moved = teacher.rename(tmp_path / "moved")
     fit(run, teacher=str(moved), log_every=2)
     assert_same_run(tmp_path / "uninterrupted", run)
     fit("other", init_from=run / "model", teacher=str(moved), max_steps=1)
@@ -108,9 +99,7 @@ def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, posit
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_start_from_cooccurrences_predicts_from_neighbors(
-    fit: Fit, heads: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_start_from_cooccurrences_predicts_from_neighbors(fit: Fit, heads: int, capsys) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": heads}
     run = fit(max_steps=1, init="cooccurrences", mlm_bias="unigram", model=sizes)
     assert "co-occurrences of 48 tokens" in capsys.readouterr().out
@@ -135,9 +124,8 @@ def test_only_cls_attends_to_all_tokens_at_the_start_from_cooccurrences(data_fol
 def test_evidence_of_few_tokens_and_of_no_neighbors_keeps_random_weights(data_folder: Path) -> None:
     """Fewer tokens than dimensions, and offsets beyond all segments: no dimension becomes zero or large."""
     data = DataFolder.open(data_folder)
-    sizes = {"hidden_size": 96, "num_attention_heads": 2, "initializer_range": 0.02}  # 48 tokens have vectors
     for heads in (2, 96):  # 96 heads attend to offsets up to 48; segments have at most 14 tokens
-        model = bert(1, **{**sizes, "num_attention_heads": heads})
+        model = bert(1, hidden_size=96, num_attention_heads=heads, initializer_range=0.02)  # 48 tokens have vectors
         assert start_from_cooccurrences(model, data, data.tokenizer(), 1) == 48
         attention = model.encoder.layers[0].attention
         values = attention.query_key_value.weight[2 * 96 :]  # type: ignore[union-attr, index]
@@ -152,52 +140,6 @@ def test_time_budget_shorter_than_the_start_is_an_error(fit: Fit, tmp_path: Path
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(*arguments: object) -> int:
-        time.sleep(2.0)
-        return start_from_cooccurrences(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("bert_pretrain.train.run.start_from_cooccurrences", slow)
-    run = fit(max_steps=None, time_budget=5, init="cooccurrences", warmup_ratio=0.5, log_every=1)
-    progress = json.loads((run / "manifest.json").read_text())["progress"]
-    assert progress["wall_seconds"] < 5.5
-    assert progress["elapsed_seconds"] < 3.0  # the training loop gets the rest of the budget
-    rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
-    assert rates[0] < 0.1 * max(rates)
-
-
-@pytest.mark.parametrize("num_slow_steps", [1, 2])
-def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_slow_steps(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, num_slow_steps: int
-) -> None:
-    evaluated, steps = [], []
-
-    def evaluate(*arguments: object, **options: object) -> object:
-        if not evaluated:
-            time.sleep(1.5)
-        evaluated.append(1)
-        return evaluate_batches(*arguments, **options)  # type: ignore[arg-type]
-
-    def step(*arguments: object, **options: Any) -> None:
-        if len(steps) < num_slow_steps:
-            time.sleep(1.5)
-        steps.append(1)
-        train_step(*arguments, **{**options, "graphs": None})  # type: ignore[arg-type]
-
-    if num_slow_steps == 2:  # as if the second step captured a graph
-        monkeypatch.setattr("bert_pretrain.train.loop.Loop._make_graphs", lambda _: object())
-
-    monkeypatch.setattr("bert_pretrain.train.loop.evaluate_batches", evaluate)
-    monkeypatch.setattr("bert_pretrain.train.loop.train_step", step)
-    run = fit(max_steps=None, time_budget=12, warmup_ratio=0.6, log_every=1)  # a warm-up of seconds, for busy machines
-    rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
-    assert max(rates[: num_slow_steps + 2]) < 0.2 * max(rates)
-    warmup_start = json.loads((run / "manifest.json").read_text())["progress"]["warmup_start"]
-    assert warmup_start > 1.5 * (1 + num_slow_steps)
-
-
 def test_starts_from_cooccurrences_are_bit_equal(fit: Fit) -> None:
     assert_same_run(fit("first", max_steps=3, init="cooccurrences"), fit("second", max_steps=3, init="cooccurrences"))
 
@@ -206,16 +148,12 @@ def test_unigram_bias_is_the_log_frequency_before_masking(data_folder: Path) -> 
     data = DataFolder.open(data_folder)
     tokenizer = data.tokenizer()
     bias = unigram_bias(data, tokenizer)
-    assert bias.shape == (tokenizer.vocab_size,)
-    assert bias.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
-    counts = Counter(unmasked(read_shard(data_folder, data.shards("train")[0])).input_ids.tolist())
-    for special in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
-        del counts[special]
+    ids = unmasked(read_shard(data_folder, data.shards("train")[0])).input_ids.astype(int)
+    counts = torch.bincount(torch.from_numpy(ids), minlength=tokenizer.vocab_size)
+    counts[[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]] = 0
     assert counts[tokenizer.mask_id] == 0
-    total = sum(counts.values()) + UNSEEN_COUNT * tokenizer.vocab_size
-    for token, count in counts.most_common(20):
-        assert bias[token].item() == pytest.approx(math.log((count + UNSEEN_COUNT) / total), abs=1e-4)
-    assert bias[tokenizer.cls_id] == bias[tokenizer.mask_id] == bias.min()
+    counts = counts + UNSEEN_COUNT
+    torch.testing.assert_close(bias, (counts / counts.sum()).log(), atol=1e-4, rtol=0, check_dtype=False)
 
 
 def test_run_with_unigram_bias_starts_near_the_token_entropy(fit: Fit, data_folder: Path) -> None:

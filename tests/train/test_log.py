@@ -63,7 +63,7 @@ def test_resume_continues_the_same_wandb_run(fit: Fit, monkeypatch) -> None:
 
 
 def test_missing_or_failing_tracker_is_an_error_after_the_partial_manifest_is_written(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb"):

@@ -54,7 +54,7 @@ def test_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_without_matplotlib_or_with_damaged_metrics_the_model_has_no_plot(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+    fit: Fit, monkeypatch, is_damaged: bool
 ) -> None:
     def refuse(run: Path) -> None:
         raise DataError("line 1 is damaged", where=str(run), remedy="restore it")

@@ -77,9 +77,7 @@ def test_final_metrics_equal_those_of_evaluate(finished: Path, data_folder: Path
     assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
 
 
-def test_dry_run_reports_the_same_errors_and_changes_nothing(
-    fit: Fit, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_reports_the_same_errors_and_changes_nothing(fit: Fit, finished: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(finished, tmp_path / "run")
     before = times(tmp_path)
 

@@ -1,7 +1,7 @@
 """Time budgets, non-finite gradients and micro-batches that do not fit into memory."""
 
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loop, schedule
+from bert_pretrain.train import run as run_module
 from bert_pretrain.train.checkpoint import open_checkpoint
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.packing import Batch
@@ -22,23 +24,36 @@ from bert_pretrain.train.run import train
 from tests.train.conftest import NO_DROPOUT, Fit, metrics, tiny
 
 
+class Clock:
+    """A clock for training: a step takes one second, one in `hanging` ten, what is delayed its time, and else none."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.seconds = 0.0
+        self.hanging: list[int] = []
+        self.patch = monkeypatch.setattr
+        for module in (run_module, loop, schedule):
+            self.patch(module, "time", self)
+        self.delay(loop, "train_step", lambda options: 10.0 if options["step"] in self.hanging else 1.0)
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+    def delay(self, module: Any, name: str, seconds: Callable[[dict[str, Any]], float]) -> None:
+        function = getattr(module, name)
+
+        def delayed(*arguments: Any, **options: Any) -> Any:
+            self.seconds += seconds(options)
+            return function(*arguments, **options)
+
+        self.patch(module, name, delayed)
+
+
 @pytest.fixture
-def hanging_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Patch the clock: a step takes one second, a step in the returned list ten, everything else none."""
-    hanging: list[int] = []
-    seconds, train_step = [0.0], loop.train_step
-
-    def timed_step(*arguments: Any, step: int, **options: Any) -> None:
-        train_step(*arguments, step=step, **options)
-        seconds[0] += 10.0 if step in hanging else 1.0
-
-    for module in (loop, schedule):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
-    monkeypatch.setattr(loop, "train_step", timed_step)
-    return hanging
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
 
 
-def test_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path, hanging_steps: list[int]) -> None:
+def test_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path, clock: Clock) -> None:
     run = tmp_path / "run"
     settings = {"max_steps": None, "eval_every": 1001, "save_every": 1000, "log_every": 1, "warmup_ratio": 0.1}
 
@@ -61,16 +76,38 @@ def test_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Path
     assert 48 <= longer["wall_seconds"] <= 50
 
 
-def test_slow_step_near_the_end_of_a_time_budget_does_not_exceed_it(
-    fit: Fit, tmp_path: Path, hanging_steps: list[int]
-) -> None:
-    hanging_steps.append(25)
-    run = tmp_path / "run"
-    fit(run, max_steps=None, time_budget="40s", eval_every=1000, save_every=1000)
+def test_slow_step_near_the_end_of_a_time_budget_does_not_exceed_it(fit: Fit, clock: Clock) -> None:
+    clock.hanging.append(25)
+    run = fit(max_steps=None, time_budget="40s", eval_every=1000, save_every=1000)
     assert 35 < read_json(run / "manifest.json")["progress"]["wall_seconds"] <= 40
 
 
-def test_time_budget_evaluates_eight_times_by_default(fit: Fit, hanging_steps: list[int]) -> None:
+def test_time_budget_includes_the_initial_weights_but_keeps_the_warm_up(fit: Fit, clock: Clock) -> None:
+    clock.delay(run_module, "start_from_cooccurrences", lambda _: 20.0)
+    run = fit(max_steps=None, time_budget="50s", init="cooccurrences", warmup_ratio=0.5, log_every=1)
+    progress = read_json(run / "manifest.json")["progress"]
+    assert 48 <= progress["wall_seconds"] <= 50
+    assert progress["elapsed_seconds"] <= 30  # the training loop gets the rest of the budget
+    rates = [line["learning_rate"] for line in metrics(run, "learning_rate")]
+    assert rates[0] < 0.1 * max(rates)
+
+
+@pytest.mark.parametrize("num_slow_steps", [1, 2])
+def test_the_warm_up_by_the_clock_begins_after_the_first_evaluation_and_the_slow_steps(
+    fit: Fit, clock: Clock, monkeypatch, num_slow_steps: int
+) -> None:
+    clock.hanging += range(num_slow_steps)
+    clock.delay(loop, "evaluate_batches", lambda _: 10.0)
+    if num_slow_steps == 2:  # as if the second step captured a graph
+        make_graphs = lambda self: StepGraphs(self.state.model, self.state.optimizers)  # noqa: E731
+        monkeypatch.setattr(loop.Loop, "_make_graphs", make_graphs)
+    run = fit(max_steps=None, time_budget="100s", warmup_ratio=0.6, log_every=1, eval_every=1000, save_every=1000)
+    rates = [line["learning_rate"] for line in metrics(run, "learning_rate")]
+    assert max(rates[: num_slow_steps + 2]) < 0.2 * max(rates)
+    assert read_json(run / "manifest.json")["progress"]["warmup_start"] == 10 * (1 + num_slow_steps)
+
+
+def test_time_budget_evaluates_eight_times_by_default(fit: Fit, clock: Clock) -> None:
     run = fit(max_steps=None, time_budget="80s", eval_every=DEFAULT_EVAL_EVERY, save_every=1000)
     assert len(metrics(run, "validation_mlm_loss")) == 9
 
@@ -114,7 +151,7 @@ def test_persistent_non_finite_gradients_stop_the_run_with_a_reproducible_checkp
     assert all(torch.equal(before[name], after[name]) for name in before if "token_type" not in name)
 
 
-def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+def limit_memory(monkeypatch, tokens: int) -> None:
     """Simulate a GPU that runs out of memory on larger micro-batches, from the third forward pass on."""
     forward, calls = PretrainingLoss.forward, 0
 
@@ -128,9 +165,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     monkeypatch.setattr(PretrainingLoss, "forward", limited)
 
 
-def test_out_of_memory_halves_micro_batches_without_changing_losses(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_halves_micro_batches_without_changing_losses(fit: Fit, tmp_path: Path, monkeypatch) -> None:
     config = {"model": NO_DROPOUT, "micro_batch_tokens": "auto"}  # dropout depends on micro-batches
     fit("large", **config)
     limit_memory(monkeypatch, 200)
@@ -144,7 +179,7 @@ def test_out_of_memory_halves_micro_batches_without_changing_losses(
 
 @pytest.mark.parametrize(("tokens", "word"), [("auto", "one example"), (64, "micro_batch_tokens")])
 def test_out_of_memory_is_an_error_for_one_example_or_a_configured_size(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, tokens: str | int, word: str
+    fit: Fit, monkeypatch, tokens: str | int, word: str
 ) -> None:
     limit_memory(monkeypatch, 0)
     with pytest.raises(ConfigError, match=word):
