@@ -119,7 +119,7 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
     from bert_pretrain.model.sequences import open_bert
 
     flags = {"train.device": ("device", device), "train.precision": ("precision", precision)}
-    return open_bert(model_folder(folder, "MODEL"), load_config(flags=flags).train, ("cls.predictions",))
+    return open_bert(model_folder(folder, "MODEL"), load_config(flags=flags).train, ("mlm_head",))
 
 
 def pretrain(

@@ -129,6 +129,7 @@ DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_pa
 Inputs = Annotated[tuple[str, ...], AfterValidator(_check_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
 _WEIGHTS = Field(examples=[{"a.txt": 3}])
 Weights = Annotated[dict[str, Float], BeforeValidator(_parse_per_input), _WEIGHTS]
+Architecture = Literal["bert", "modernbert"]
 Tracker = Literal["tensorboard", "wandb"]
 _EMPTY = BeforeValidator(lambda value: {} if value is None else value)  # an empty section in YAML (`data:`) is null
 Overrides = Annotated[dict[str, Any], _EMPTY, Field(examples=[{"seed": 1}])]
@@ -232,6 +233,8 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """The network, with the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
 
+    architecture: Architecture = "bert"
+    """BERT (Devlin et al., 2018), or ModernBERT (Warner et al., 2024), which has no sentence pairs."""
     hidden_size: PositiveInt = 768
     """Width of the hidden states."""
     num_hidden_layers: PositiveInt = 12
@@ -254,12 +257,32 @@ class ModelConfig(_Section):
     """Standard deviation of the initial weights."""
     layer_norm_eps: Float = 1e-12
     """Epsilon of layer normalization."""
+    biases: bool = True
+    """ModernBERT: biases in all matrices and in layer normalization. Published models have none."""
+    global_attn_every_n_layers: PositiveInt = 3
+    """ModernBERT: one layer of this number attends to the whole sequence, the others to a window; 1: all layers."""
+    local_attention: Annotated[int, Field(ge=2)] = 128
+    """ModernBERT: width of the window in tokens, half of it on each side."""
+    global_rope_theta: Float = 160_000.0
+    """ModernBERT: base of the rotary positions in layers that attend to the whole sequence."""
+    local_rope_theta: Float = 10_000.0
+    """ModernBERT: base of the rotary positions in layers with a window."""
+
+    @property
+    def is_modern(self) -> bool:
+        return self.architecture == "modernbert"
 
     @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> "ModelConfig":
+    def _sizes_fit(self) -> "ModelConfig":
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise ValueError(f"hidden_size {width} is not a multiple of num_attention_heads {heads}")
+        if self.is_modern and width // heads % 2:
+            raise ValueError(
+                f"modernbert needs an even head size; hidden_size / num_attention_heads is {width // heads}"
+            )
+        if not self.is_modern and not self.biases:
+            raise ValueError("biases is false; BERT has biases; set architecture to modernbert")
         return self
 
 
@@ -356,13 +379,20 @@ class TrainConfig(_Section):
         raise ConfigError(what, where=where, remedy=remedy)
 
 
+PHASE_SECTIONS = ("data", "model", "train")
+_THETAS = Field(examples=[{"global_rope_theta": 160000}])
+PhaseModel = Annotated[dict[Literal["global_rope_theta"], Float], _EMPTY, _THETAS]
+
+
 class PhaseConfig(_Section):
-    """One phase of training, with overrides of the sections `data` and `train`."""
+    """One phase of training, with overrides of the sections `data`, `model` and `train`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["first", "512-tokens"])]
     """Name of the folders of this phase: letters, digits, '.', '_' and '-', starting with a letter or digit."""
     data: Overrides = {}
     """Keys of the section `data` that differ in this phase."""
+    model: PhaseModel = {}
+    """Keys of the section `model` that differ in this phase; only `global_rope_theta` may, for longer sequences."""
     train: Overrides = {}
     """Keys of the section `train` that differ in this phase."""
     time_share: Float = 1.0
@@ -402,6 +432,6 @@ class Config(_Section):
     def for_phase(self, phase: PhaseConfig) -> "Config":
         """Return this configuration with the overrides of `phase` and without phases."""
         tree = self.model_dump(mode="json", exclude={"phases"}, exclude_unset=True)
-        for section in ("data", "train"):
+        for section in PHASE_SECTIONS:
             tree[section] = {**tree.get(section, {}), **getattr(phase, section)}
         return Config.model_validate(tree)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from bert_pretrain.config import LENGTHS, Config, TrainConfig
+from bert_pretrain.config import LENGTHS, PHASE_SECTIONS, Config, TrainConfig
 from bert_pretrain.config_keys import SECTIONS, key_schemas, values_of
 from bert_pretrain.errors import ConfigError
 
@@ -278,7 +278,7 @@ def _check_overrides(config: Config, layers: Sequence[Layer]) -> None:
     """Raise ConfigError if a layer after the phases, such as the flags, sets a key that every phase overrides."""
     num_replaced = max(number for number, layer in enumerate(layers) if layer.tree.get("phases") is not None)
     for layer in layers[num_replaced + 1 :]:
-        for section in ("data", "train"):
+        for section in PHASE_SECTIONS:
             keys_of_phases = [set(getattr(phase, section)) for phase in config.phases]
             for key in set.intersection(*keys_of_phases, layer.tree.get(section) or ()):
                 raise ConfigError(

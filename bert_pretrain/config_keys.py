@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from bert_pretrain.config import Config, duration_text
+from bert_pretrain.config import PHASE_SECTIONS, Config, duration_text
 
 SECTIONS = ("vocab", "data", "model", "train")
 _CLASSES = {"phases": "PhaseConfig", **{name: f"{name.title()}Config" for name in SECTIONS}}
@@ -76,7 +76,7 @@ def as_values(config: Config) -> dict[str, Any]:
         if parent[name] is not None:
             parent[name] = duration_text(parent[name])
     for phase in tree["phases"]:
-        for section in ("data", "train"):
+        for section in PHASE_SECTIONS:
             phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
     return tree
 

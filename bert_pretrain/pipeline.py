@@ -20,7 +20,7 @@ from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.train.inputs import check_needs, check_positions
+from bert_pretrain.train.inputs import check_examples, check_needs
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -61,7 +61,8 @@ def _check(config: Config) -> None:
         )
     for phase_config in config.phase_configs:
         check_needs(phase_config.train)
-        check_positions(phase_config, phase_config.data.max_seq_length)
+        data = phase_config.data
+        check_examples(phase_config, data.max_seq_length, data.next_sentence)
 
 
 @dataclass
@@ -264,10 +265,12 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         print(f"\ncurves: {output / 'curves.png'}")
     positions = value_of(records[-1], "config.model.max_position_embeddings") or 512
     limit = f" (texts of at most {positions} tokens)" if positions < 512 else ""  # fewer than BERT
+    is_modern = value_of(records[-1], "config.model.architecture") == "modernbert"
+    auto_class = "AutoModelForMaskedLM" if is_modern else "AutoModelForPreTraining"
     print(
         f"model:  {model}{limit}\n\n"
-        "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
-        f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
+        f"    from transformers import {auto_class}, AutoTokenizer\n"
+        f'    model, tokenizer = (x.from_pretrained("{model}") for x in ({auto_class}, AutoTokenizer))\n'
     )
     if warning := nothing_learned(records[-1], metrics[-1]):
         print(warning)

@@ -62,7 +62,7 @@ MODEL = ModelConfig(
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
     """Write a model folder that `transformers` can load."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_model_folder(to_huggingface(weights), model, folder, tokenizer)
+    save_model_folder(to_huggingface(weights, model.config.architecture), model, folder, tokenizer)
 
 
 def one_sentence_a_line(documents: list[list[str]]) -> str:

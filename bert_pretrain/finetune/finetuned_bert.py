@@ -19,12 +19,15 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.finetune.task import Window
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
-from bert_pretrain.model.sequences import Bert, Packed, open_bert, sequences_of
+from bert_pretrain.model.sequences import Bert, Packed, mean_of_sequences, open_bert, sequences_of
 
 _HEADS = {  # class of `transformers`: the task, and the linear layer of its head
     "BertForSequenceClassification": ("classify", "classifier"),
     "BertForTokenClassification": ("tag", "classifier"),
     "BertForQuestionAnswering": ("answer", "qa_outputs"),
+    "ModernBertForSequenceClassification": ("classify", "classifier"),
+    "ModernBertForTokenClassification": ("tag", "classifier"),
+    "ModernBertForQuestionAnswering": ("answer", "classifier"),
 }
 _REMEDY = "use a folder written by 'bert-pretrain finetune', or a model of the class " + ", ".join(_HEADS)
 
@@ -39,6 +42,7 @@ class FinetunedBert:
     weight: Tensor  # (outputs, hidden)
     bias: Tensor  # (outputs,)
     is_multi_label: bool = False
+    has_mean: bool = False  # whether a ModernBERT classifies the mean of the hidden states, not that of [CLS]
 
     @staticmethod
     def open(folder: Path, config: TrainConfig, max_length: int | None = None) -> "FinetunedBert":
@@ -54,7 +58,9 @@ class FinetunedBert:
                 remedy=f"fine-tune it first, or {_REMEDY}",
             )
         task, layer = _HEADS[class_name]
-        required = ("bert.pooler",) if task == "classify" else ()
+        required: tuple[str, ...] = ("pooler",) if task == "classify" else ()
+        if class_name.startswith("Modern"):
+            required = ("mlm_head.dense", "mlm_head.layer_norm")
         bert = open_bert(folder, config, required, max_length=max_length)
         weight = bert.unused.get(f"{layer}.weight")
         bias = bert.unused.get(f"{layer}.bias")
@@ -69,6 +75,7 @@ class FinetunedBert:
         is_multi_label = task == "classify" and settings.get("problem_type") == "multi_label_classification"
         weight = weight.to(bert.device).float()
         bias = bias.to(bert.device).float()
+        has_mean = settings.get("classifier_pooling") == "mean"
         return FinetunedBert(
             bert,
             task,
@@ -76,6 +83,7 @@ class FinetunedBert:
             weight,
             bias,
             is_multi_label,
+            has_mean,
         )
 
     def logits(
@@ -98,7 +106,9 @@ class FinetunedBert:
         def head(packed: Packed, _: Examples) -> Tensor:
             hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
             if self.task == "classify":
-                hidden = self.bert.network.pooler(hidden, packed.cu_seqlens)  # (windows, hidden)
+                hidden = self._pooled(hidden, packed.cu_seqlens)  # (windows, hidden)
+            if self.bert.network.config.is_modern:
+                hidden = self.bert.network.mlm_head(hidden)
             return F.linear(hidden, self.weight, self.bias)
 
         def on_batch(rows: np.ndarray) -> None:
@@ -117,6 +127,15 @@ class FinetunedBert:
         if self.task == "tag":
             return parts
         return [part[:, 0] for part in parts], [part[:, 1] for part in parts]
+
+    def _pooled(self, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return what the head classifies, (windows, hidden), from the hidden states, (tokens, hidden)."""
+        pooler = self.bert.network.pooler
+        if pooler is not None:
+            return pooler(hidden, cu_seqlens)
+        if self.has_mean:
+            return mean_of_sequences(hidden, cu_seqlens)
+        return hidden.index_select(0, cu_seqlens[:-1])
 
 
 def _labels_of(

@@ -21,8 +21,9 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, atomic_path, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model.architectures import DROPOUTS
 from bert_pretrain.model.devices import choose_precision
-from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths
+from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths, read_config
 from bert_pretrain.model.huggingface import fine_tuning_rate
 
 MAX_GRAD_NORM = 1.0
@@ -47,7 +48,8 @@ def open_network(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     changes = task.model_config()
-    changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+    architecture = read_config(folder, "MODEL")[0].architecture
+    changes |= dict.fromkeys(DROPOUTS[architecture], settings.dropout)
     changes |= {"output_hidden_states": False, "output_attentions": False}
     model_class = getattr(transformers, task.model_class)
     if untrained:
@@ -173,7 +175,8 @@ class FineTuner:
         assert settings.epochs is not None
         windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
         steps_per_epoch = math.ceil(len(windows) / settings.batch_size)
-        rate = settings.learning_rate or fine_tuning_rate(network.base_model.encoder, network.config.hidden_size)
+        encoder = getattr(network.base_model, "encoder", None) or network.base_model.layers
+        rate = settings.learning_rate or fine_tuning_rate(encoder, network.config.hidden_size)
         is_fp16 = self.precision.name == "fp16"
         state = _State(
             network,

@@ -8,28 +8,44 @@ A compiled backward pass on CUDA reads the output gradient again to sum its rows
 `_Linear` sums blocks of rows instead, which the compiler fuses into the kernel that computes the rows.
 """
 
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.dropout import dropout
 
 BLOCK_ROWS = 64  # number of rows that `_Linear` sums in one block
 
 
+class Angles(NamedTuple):
+    """Cosines and sines of the angles by which rotary positions turn queries and keys (Su et al., 2021)."""
+
+    cosines: Tensor  # (tokens, 1, 1, head size / 2)
+    sines: Tensor  # (tokens, 1, 1, head size / 2)
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of a batch of packed sequences, computed once per batch, for any backend."""
+    """Memory layout of a batch of packed sequences, computed once per batch, for any backend.
+
+    The last four fields are those of ModernBERT: see `with_rotation`.
+    """
 
     cu_seqlens: Tensor  # (sequences + 1,) int32: start of each sequence, then the end of the last one
     max_seqlen: int
     slots: Tensor | None  # (tokens,) int64: index of each token in the padded batch; None if nothing is padded
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
+    window: int | None = None  # distance to which layers with a window attend; None if it has the whole sequence
+    window_mask: Tensor | None = None  # (sequences or 1, 1, max_seqlen, max_seqlen) bool: `mask` within the window
+    global_angles: Angles | None = None
+    local_angles: Angles | None = None
 
 
 def make_layout(
@@ -52,17 +68,133 @@ def make_layout(
     return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
 
 
+def with_rotation(
+    layout: Layout,
+    position_ids: Tensor,
+    config: ModelConfig,
+    *,
+    is_padded: bool,
+) -> Layout:
+    """Add what ModernBERT's layers need: the angles of both kinds of layers, and the window of the local ones.
+
+    `position_ids`, (tokens,) int, are the positions in each sequence. The backend `padded` (`is_padded`) needs a mask.
+    """
+    window = config.local_attention // 2
+    has_window = window < layout.max_seqlen - 1
+    window_mask = layout.mask
+    if has_window and is_padded:
+        slots = torch.arange(layout.max_seqlen, device=position_ids.device)
+        distances = (slots[:, None] - slots).abs()  # (max_seqlen, max_seqlen)
+        window_mask = (distances <= window)[None, None]
+        if layout.mask is not None:
+            # A slot without a token attends to itself: a softmax over nothing would be NaN, also in the gradients.
+            window_mask = window_mask & (layout.mask | (distances == 0))
+    head_size = config.hidden_size // config.num_attention_heads
+    return replace(
+        layout,
+        window=window if has_window else None,
+        window_mask=window_mask,
+        global_angles=_angles(position_ids, head_size, config.global_rope_theta),
+        local_angles=_angles(position_ids, head_size, config.local_rope_theta),
+    )
+
+
+def _angles(position_ids: Tensor, head_size: int, theta: float) -> Angles:
+    exponents = torch.arange(0, head_size, 2, device=position_ids.device) / head_size
+    angles = position_ids[:, None, None, None] * theta**-exponents  # (tokens, 1, 1, head size / 2)
+    return Angles(angles.cos(), angles.sin())
+
+
+def rotate(query_key_value: Tensor, angles: Angles | None) -> Tensor:
+    """Turn queries and keys by the angles of their positions: (tokens, 3, heads, head size) to the same shape."""
+    assert angles is not None, "the layout of a network with rotary positions has angles"
+    if query_key_value.device.type == "cpu":
+        rotated: Tensor = _Rotation.apply(query_key_value, *angles)  # type: ignore[no-untyped-call]
+        return rotated
+    first, second = query_key_value[:, :2].chunk(2, dim=-1)  # (tokens, 2, heads, head size / 2)
+    cosines, sines = (each.to(query_key_value.dtype) for each in angles)
+    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    return torch.cat([turned, query_key_value[:, 2:]], dim=1)
+
+
+def gated_gelu(wide_and_gate: Tensor) -> Tensor:
+    """Return GELU of the first half of each row times its second half: (tokens, 2 * width) to (tokens, width)."""
+    if wide_and_gate.device.type == "cpu":
+        gated: Tensor = _GatedGelu.apply(wide_and_gate)  # type: ignore[no-untyped-call]
+        return gated
+    wide, gate = wide_and_gate.chunk(2, dim=1)
+    return F.gelu(wide) * gate
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation in four passes over queries and keys. The backward pass turns their gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_key_value: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _turned(query_key_value, cosines, sines)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cosines, sines = ctx.saved_tensors
+        return _turned(gradients[0], cosines, -sines), None, None
+
+
+def _turned(query_key_value: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    cosines, sines = cosines.to(query_key_value.dtype), sines.to(query_key_value.dtype)
+    result = torch.empty_like(query_key_value)
+    result[:, 2] = query_key_value[:, 2]
+    first, second = query_key_value[:, :2].chunk(2, dim=-1)
+    new_first, new_second = result[:, :2].chunk(2, dim=-1)
+    torch.mul(first, cosines, out=new_first).addcmul_(second, sines, value=-1.0)
+    torch.mul(second, cosines, out=new_second).addcmul_(first, sines)
+    return result
+
+
+class _GatedGelu(torch.autograd.Function):
+    """The gated activation. The backward pass writes both gradients into one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, wide_and_gate: Tensor) -> Tensor:
+        wide, gate = wide_and_gate.chunk(2, dim=1)
+        activated = F.gelu(wide)
+        ctx.save_for_backward(wide_and_gate, activated)
+        return activated * gate
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        wide_and_gate, activated = ctx.saved_tensors
+        wide, gate = wide_and_gate.chunk(2, dim=1)
+        result = torch.empty_like(wide_and_gate)
+        wide_gradient, gate_gradient = result.chunk(2, dim=1)
+        torch.mul(gradient, activated, out=gate_gradient)
+        torch.mul(gradient, gate, out=wide_gradient)
+        torch.ops.aten.gelu_backward.grad_input(wide_gradient, wide, grad_input=wide_gradient)
+        return result
+
+
 def attend_varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     layout: Layout,
+    *,
+    is_global: bool = True,
 ) -> Tensor:
     """Apply flash attention within each sequence: 3 × (tokens, heads, head size) to (tokens, heads * head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     bounds, max_seqlen = layout.cu_seqlens, layout.max_seqlen
     # Only the first seven arguments have the same meaning in every release of torch.
+    window: dict[str, Any] = {}
+    if not is_global and layout.window is not None:
+        window["window_size"] = (layout.window, layout.window)
     context: Any = varlen_attn(
         query,
         key,
@@ -71,14 +203,29 @@ def attend_varlen(
         bounds,
         max_seqlen,
         max_seqlen,
+        **window,
     )
     return context.flatten(1)  # (tokens, hidden)
 
 
-def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) -> Tensor:
+def has_windows() -> bool:
+    """Return whether `attend_varlen` can attend within a window. This depends on the release of torch."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
+def attend_padded(
+    query_key_value: Tensor,
+    layout: Layout,
+    dropout_rate: float,
+    *,
+    is_global: bool = True,
+) -> Tensor:
     """Pad and attend within each sequence: (tokens, 3, heads, head size) to (tokens, heads * head size).
 
-    `dropout_rate` applies to the attention probabilities; 0 for evaluation.
+    `dropout_rate` applies to the attention probabilities; 0 for evaluation. Without `is_global`, tokens attend only to
+    the layout's window.
     """
     num_tokens, _, heads, head_size = query_key_value.shape
     num_sequences, max_seqlen = layout.cu_seqlens.shape[0] - 1, layout.max_seqlen
@@ -100,11 +247,12 @@ def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) 
         1,
         4,
     )  # 3 × (sequences, heads, max_seqlen, head size)
+    mask = layout.mask if is_global else layout.window_mask
     context = _scaled_dot_product(
         query,
         key,
         value,
-        layout.mask,
+        mask,
         dropout_rate,
     )
     context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.model.attention import attend_padded, attend_varlen, make_layout
+from bert_pretrain.model.attention import attend_padded, attend_varlen, has_windows, make_layout
 from bert_pretrain.model.short_attention import HEAD_SIZES, MAX_SEQLEN, attend_short
 
 MAX_RELATIVE_ERROR = 0.02  # limit for the Triton kernels against fp32; rounding to bf16 gives 0.002 to 0.004
@@ -20,10 +21,9 @@ def choose_attention(
     setting: str,
     device: torch.device,
     dtype: torch.dtype,
+    model: ModelConfig,
     *,
-    hidden_size: int,
-    num_heads: int,
-    dropout_rate: float,
+    is_training: bool = True,
     longest: int | None = None,
     is_timed: bool = True,
 ) -> tuple[str, str]:
@@ -32,10 +32,13 @@ def choose_attention(
     `longest` is the maximum length of a sequence, or None if unknown. With it, `auto` may choose the Triton kernels.
     With `is_timed` they must also be faster than flash attention.
     """
-    head_size = hidden_size // num_heads
+    head_size = model.hidden_size // model.num_attention_heads
+    dropout_rate = model.attention_probs_dropout_prob if is_training else 0.0
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
+    if not obstacle and model.is_modern and not has_windows():
+        obstacle = f"flash attention of torch {torch.__version__} has no windows, which ModernBERT needs"
     if setting == "varlen":
         if obstacle:
             raise ConfigError(
@@ -47,7 +50,7 @@ def choose_attention(
     if obstacle:
         return "padded", obstacle
     reason = "flash attention without padding"
-    if longest is None:
+    if longest is None or model.is_modern:  # the Triton kernels have no windows
         return "varlen", reason
     use_short, short_reason = try_short(
         device,

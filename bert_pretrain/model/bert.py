@@ -1,10 +1,15 @@
-"""BERT: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
+"""The networks: BERT with both pretraining heads (Devlin et al., 2018), and ModernBERT (Warner et al., 2024).
 
 Sequences are packed: the tokens of a batch are concatenated, (tokens,), and `cu_seqlens` has the start of each
 sequence. The masked-language-model head runs on masked positions only. Outputs equal those of Hugging Face's
-`BertForPreTraining`; `huggingface.py` maps the names of the weights.
+`BertForPreTraining` and `ModernBertForMaskedLM`; `huggingface.py` maps the names of the weights.
+
+ModernBERT has rotary positions (Su et al., 2021) instead of position embeddings, no token types, layer normalization
+before each block, a gated feed-forward layer (Shazeer, 2020), and attention within a window in two of three layers. It
+has no pooler and no head for sentence pairs.
 """
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -15,27 +20,43 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, linear_chunks, linear_gelu, make_layout
+from bert_pretrain.model.attention import (
+    Layout,
+    attend_padded,
+    attend_varlen,
+    gated_gelu,
+    linear_chunks,
+    linear_gelu,
+    make_layout,
+    rotate,
+    with_rotation,
+)
 from bert_pretrain.model.dropout import Dropout
 from bert_pretrain.model.short_attention import attend_short
 
 
-def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+def normalized(norm: nn.Module, hidden: Tensor) -> Tensor:
     """Apply layer normalization. Under CUDA autocast, cast the result to 16 bits, as all other hidden states are."""
     result: Tensor = norm(hidden)
     is_autocast = hidden.device.type == "cuda" and torch.is_autocast_enabled("cuda")
     return result.to(torch.get_autocast_dtype("cuda")) if is_autocast else result
 
 
+def make_norm(config: ModelConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps, bias=config.biases)
+
+
 class Embeddings(nn.Module):
-    """Sum of token, position and segment embeddings (section 3, figure 2)."""
+    """Token embeddings; in BERT, their sum with position and segment embeddings (section 3, figure 2)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
+        self.is_rotary = config.is_modern
         self.word_embeddings = nn.Embedding(vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        if not self.is_rotary:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.layer_norm = make_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -45,8 +66,10 @@ class Embeddings(nn.Module):
         position_ids: Tensor,
     ) -> Tensor:
         hidden = self.word_embeddings(input_ids)  # (tokens, hidden)
-        hidden = hidden + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
-        return self.dropout(normalized(self.layer_norm, hidden))
+        if not self.is_rotary:
+            hidden = hidden + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
+            return self.dropout(normalized(self.layer_norm, hidden))
+        return self.dropout(self.layer_norm(hidden))  # in fp32: all layers of a pre-LN network add to this
 
 
 class SelfAttention(nn.Module):
@@ -92,12 +115,82 @@ class Layer(nn.Module):
         return normalized(self.output_norm, hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
 
 
+class RotaryAttention(nn.Module):
+    """Multi-head self-attention with rotary positions, over the whole sequence (`is_global`) or a window."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: str,
+        is_global: bool,
+    ) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.backend = backend
+        self.dropout = config.attention_probs_dropout_prob
+        self.is_global = is_global
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.biases)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        query_key_value = self.query_key_value(hidden).view(hidden.shape[0], 3, self.num_heads, -1)
+        angles = layout.global_angles if self.is_global else layout.local_angles
+        query_key_value = rotate(query_key_value, angles)
+        if self.backend == "varlen":
+            query, key, value = query_key_value.unbind(1)
+            context = attend_varlen(
+                query,
+                key,
+                value,
+                layout,
+                is_global=self.is_global,
+            )
+        else:
+            dropout = self.dropout if self.training else 0.0
+            context = attend_padded(query_key_value, layout, dropout, is_global=self.is_global)
+        return self.output(context)  # (tokens, hidden)
+
+
+class ModernLayer(nn.Module):
+    """Transformer layer with layer normalization before each block (pre-LN) and a gated feed-forward layer (GeGLU).
+
+    The first layer has no normalization before its attention: its input is normalized already.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: str,
+        index: int,
+    ) -> None:
+        super().__init__()
+        is_global = index % config.global_attn_every_n_layers == 0
+        self.attention_norm = make_norm(config) if index else nn.Identity()
+        self.attention = RotaryAttention(config, backend, is_global)
+        self.output_norm = make_norm(config)
+        self.wide_and_gate = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.biases)
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
+        self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        attended = self.attention(normalized(self.attention_norm, hidden), layout)
+        hidden = hidden + self.attention_dropout(attended)
+        wide = gated_gelu(self.wide_and_gate(normalized(self.output_norm, hidden)))  # (tokens, intermediate)
+        return hidden + self.output(self.dropout(wide))  # (tokens, hidden)
+
+
 class Encoder(nn.Module):
     """Stack of layers. Returns the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config, backend) for _ in range(config.num_hidden_layers))
+        indices = range(config.num_hidden_layers)
+        if config.is_modern:
+            self.layers = nn.ModuleList(ModernLayer(config, backend, index) for index in indices)
+        else:
+            self.layers = nn.ModuleList(Layer(config, backend) for _ in indices)
+        self.final_norm = make_norm(config) if config.is_modern else nn.Identity()
         self.activation_checkpointing = False
 
     def forward(
@@ -113,7 +206,8 @@ class Encoder(nn.Module):
             else:
                 hidden = layer(hidden, layout)
             outputs.append(hidden)
-        return hidden if num_last == 1 else torch.cat(list(outputs), dim=1)
+        outputs[-1] = normalized(self.final_norm, hidden)
+        return outputs[-1] if num_last == 1 else torch.cat(list(outputs), dim=1)
 
 
 class Pooler(nn.Module):
@@ -136,8 +230,8 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
+        self.layer_norm = make_norm(config)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -159,11 +253,11 @@ class PretrainingOutput(NamedTuple):
     """Output of `BertForPreTraining.forward`, from which both losses are computed."""
 
     mlm_features: Tensor  # (masked, hidden): input of `decode` at each masked position
-    nsp_logits: Tensor  # (sequences, 2)
+    nsp_logits: Tensor | None  # (sequences, 2); None without a head for sentence pairs
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with both pretraining heads. `attention` is a backend returned by `choose_attention`.
+    """BERT or ModernBERT with its pretraining heads. `attention` is a backend returned by `choose_attention`.
 
     Weights have PyTorch's defaults until `initialize` is called or weights are loaded.
     """
@@ -181,14 +275,20 @@ class BertForPreTraining(nn.Module):
         self.attention_backend = attention
         self.embeddings = Embeddings(config, vocab_size)
         self.encoder = Encoder(config, attention)
-        self.pooler = Pooler(config)
         self.mlm_head = MaskedLanguageModelHead(config, vocab_size)
-        self.nsp_head = NextSentenceHead(config)
+        self.pooler = None if config.is_modern else Pooler(config)
+        self.nsp_head = None if config.is_modern else NextSentenceHead(config)
 
     @property
     def num_parameters(self) -> int:
         """Number of weights and biases. The tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def freeze_pair_heads(self) -> None:
+        """Exclude from training what a loss without sentence pairs does not use."""
+        for head in (self.pooler, self.nsp_head):
+            if head is not None:
+                head.requires_grad_(False)
 
     def encode(
         self,
@@ -201,6 +301,9 @@ class BertForPreTraining(nn.Module):
     ) -> Tensor:
         """Return the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
         layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        if self.config.is_modern:
+            is_padded = self.attention_backend == "padded"
+            layout = with_rotation(layout, position_ids, self.config, is_padded=is_padded)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
         return self.encoder(embedded, layout, num_last)
 
@@ -226,6 +329,8 @@ class BertForPreTraining(nn.Module):
             max_seqlen,
         )
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
+        if self.pooler is None or self.nsp_head is None:
+            return PretrainingOutput(mlm_features, None)
         return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
 
     def decode(self, mlm_features: Tensor) -> Tensor:
@@ -237,14 +342,17 @@ class BertForPreTraining(nn.Module):
         """Draw initial weights of all parameters, or of `names`, each from a separate random stream.
 
         Matrices are normal with standard deviation `initializer_range`, truncated at two standard deviations as in the
-        paper's code (Hugging Face does not truncate). Biases are 0 and layer normalization weights 1.
+        paper's code (Hugging Face does not truncate). Biases are 0 and layer normalization weights 1. In ModernBERT,
+        the deviation of matrices whose output is added to the hidden state is divided by the root of 2 * layers.
         """
-        deviation = self.config.initializer_range
         for name, parameter in self.named_parameters():
             if names is not None and name not in names:
                 continue
             if parameter.dim() == 2:
                 generator = torch.Generator().manual_seed(rng.torch_seed(seed, "initialize", name=name))
+                deviation = self.config.initializer_range
+                if self.config.is_modern and name.endswith("output.weight"):
+                    deviation /= math.sqrt(2 * self.config.num_hidden_layers)
                 weight = torch.empty(parameter.shape)  # on the CPU, so that every device starts from equal weights
                 nn.init.trunc_normal_(
                     weight,

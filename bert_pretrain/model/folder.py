@@ -5,7 +5,6 @@ Weight files are searched in the same order as in `transformers`: safetensors be
 
 import hashlib
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
+from bert_pretrain.model.architectures import current_name, expected_shapes, model_settings
 from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
 from bert_pretrain.text.tokenizer_folder import FILES, TextRules, has_vocabulary, read_tokenizer_folder
 
@@ -25,10 +25,6 @@ WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PRETRAINING = "pretraining"  # key of `config.json` that describes our pretraining; fine-tuning keeps it
 TRAINED_LENGTH = "max_seq_length"  # its key for the number of tokens of the longest training examples
-WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-POSITIONS = "bert.embeddings.position_embeddings.weight"
-# Values of `config.json` that may be missing, but not different.
-_SUPPORTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
 _REMEDY = (
     f"name a folder with a BERT: {CONFIG}, and {WEIGHTS} or {PICKLED_WEIGHTS} in one file or several; or a model on "
     "the Hub with its owner, such as google-bert/bert-base-uncased"
@@ -68,15 +64,11 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     vocab_size = content.get("vocab_size") if isinstance(content, dict) else None
     if type(vocab_size) is not int or vocab_size < 1:
         raise DataError("vocab_size is missing or invalid", where=where, remedy=_REMEDY)
-    for key, value in _SUPPORTED.items():
-        if content.get(key, value) != value:
-            raise DataError(
-                f"{key} is {str(content[key])[:80]!r}; only BERT with {value!r} is supported",
-                where=where,
-                remedy=_REMEDY,
-            )
     try:
-        settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
+        settings = model_settings(content)
+    except ValueError as error:
+        raise DataError(str(error), where=where, remedy=_REMEDY) from error
+    try:
         config = ModelConfig.model_validate(settings, strict=True)
     except ValidationError as error:
         raise DataError(first_problem(error), where=where, remedy="correct it, or name another folder") from error
@@ -91,21 +83,13 @@ def _check_sizes(
     flag: str,
 ) -> None:
     """Compare the sizes in `config.json` with the weights, so that wrong sizes cannot allocate a huge model."""
-    shapes = {current_name(name): shape for name, shape in read_weights(folder, flag, only_shapes=True).items()}
-    hidden = config.hidden_size
-    expected = {
-        WORD_EMBEDDINGS: (vocab_size, hidden),
-        POSITIONS: (config.max_position_embeddings, hidden),
-        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
-    }
-    for number in range(min(config.num_hidden_layers, len(shapes))):
-        layer = f"bert.encoder.layer.{number}"
-        expected[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
-        expected[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
+    weights = read_weights(folder, flag, only_shapes=True)
+    shapes = {current_name(name, config.architecture): shape for name, shape in weights.items()}
+    expected = expected_shapes(config, vocab_size, num_layers=min(config.num_hidden_layers, len(shapes)))
     for name, shape in expected.items():
         if name not in shapes:
             what, remedy = f"{folder} has no tensor {name}, which a BERT with the sizes in its {CONFIG} needs", _REMEDY
-            if wrapped := [other for other in shapes if other.endswith(name.removeprefix("bert"))]:
+            if wrapped := [other for other in shapes if other.endswith(name.partition(".")[2])]:
                 what += f", but {wrapped[0]}"
                 remedy = "save the model without its wrapper (of DataParallel: model.module), or rename the tensors"
             raise DataError(what, where=flag, remedy=remedy)
@@ -237,13 +221,6 @@ def check_shape(
             where=f"{flag} {folder}",
             remedy=f"correct the sizes in that folder's {CONFIG}, and use data made with its tokenizer",
         )
-
-
-def current_name(name: str) -> str:
-    """Convert a tensor name of an older version, or of a bare `BertModel`, to its name in `BertForPreTraining`."""
-    name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
-    name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
 
 
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:

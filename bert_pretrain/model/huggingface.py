@@ -5,7 +5,6 @@ query, key and value into one matrix. Tied weights are stored once. Any folder o
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,18 +15,26 @@ from torch import Tensor, nn
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import write_checksums, write_json
+from bert_pretrain.model.architectures import (
+    DECODERS,
+    OUTPUT_BIAS,
+    POSITIONS,
+    WORD_EMBEDDINGS,
+    current_name,
+    huggingface_names,
+    huggingface_settings,
+    is_own_weight,
+    special_token_ids,
+)
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
     CONFIG,
-    POSITIONS,
     PRETRAINING,
     TRAINED_LENGTH,
     WEIGHTS,
-    WORD_EMBEDDINGS,
     check_model,
     check_shape,
-    current_name,
     read_config,
     read_weights,
 )
@@ -37,35 +44,14 @@ INITIAL_RMS = 0.02  # standard deviation of BERT's initial weights (released cod
 EXPORTED_RMS = 0.05  # largest root mean square of exported word embeddings, similar to other BERTs
 BASE_RATE, BASE_WIDTH = 3e-4, 256  # rate for matrices with `INITIAL_RMS`, measured at a width of 128 (RESULTS.md)
 WIDTH_POWER = 2.26  # above `BASE_WIDTH`; width 768 and an RMS of 0.04 give the paper's rate of 5e-5 (appendix A.3)
-_TENSORS_BY_TOKEN = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-# Module names: ours -> Hugging Face's. {} is the number of the layer.
-_NAMES = {
-    "embeddings.word_embeddings": "bert.embeddings.word_embeddings",
-    "embeddings.position_embeddings": "bert.embeddings.position_embeddings",
-    "embeddings.token_type_embeddings": "bert.embeddings.token_type_embeddings",
-    "embeddings.layer_norm": "bert.embeddings.LayerNorm",
-    "encoder.layers.{}.attention.output": "bert.encoder.layer.{}.attention.output.dense",
-    "encoder.layers.{}.attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-    "encoder.layers.{}.intermediate": "bert.encoder.layer.{}.intermediate.dense",
-    "encoder.layers.{}.output": "bert.encoder.layer.{}.output.dense",
-    "encoder.layers.{}.output_norm": "bert.encoder.layer.{}.output.LayerNorm",
-    "pooler.dense": "bert.pooler.dense",
-    "mlm_head.dense": "cls.predictions.transform.dense",
-    "mlm_head.layer_norm": "cls.predictions.transform.LayerNorm",
-    "mlm_head": "cls.predictions",
-    "nsp_head.dense": "cls.seq_relationship",
-}
-_FUSED = "encoder.layers.{}.attention.query_key_value"
-_FUSED_PARTS = tuple(f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value"))
 
 
 class LoadedModel(NamedTuple):
     """A model read from a folder, and the differences between the two."""
 
     model: BertForPreTraining
-    missing: list[str]  # Hugging Face's names of tensors that the folder lacks; they were initialized
+    missing: list[str]  # names of parameters that the folder lacks; they were initialized
     unused: dict[str, Tensor]  # tensors of the folder that the model lacks, such as the head of another task
 
 
@@ -83,12 +69,9 @@ def save_model_folder(
     written afterwards, so no checksum covers it and it may be edited.
     """
     config = {
-        "architectures": ["BertForPreTraining"],
-        "model_type": "bert",
+        **huggingface_settings(model.config),
         "vocab_size": model.vocab_size,
-        "pad_token_id": tokenizer.pad_id,
-        **model.config.model_dump(mode="json"),
-        "position_embedding_type": "absolute",
+        **special_token_ids(tokenizer, model.config.architecture),
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
@@ -110,29 +93,20 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def export_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def export_weights(weights: Mapping[str, Tensor], architecture: str) -> tuple[dict[str, Tensor], int]:
     """Return weights, scaled by `scale_embeddings` and under Hugging Face's names, and the exponent of the scale."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
-    return to_huggingface(scale_embeddings(weights, exponent)), exponent
+    return to_huggingface(scale_embeddings(weights, exponent), architecture), exponent
 
 
-def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_huggingface(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Convert our weights or gradients to Hugging Face's names and shapes, in fp32 on the CPU."""
     renamed = {}
     for name, tensor in tensors.items():
-        parts = _huggingface_names(name)
+        parts = huggingface_names(name, architecture)
         for part, piece in zip(parts, tensor.float().cpu().chunk(len(parts)), strict=True):
             renamed[part] = piece.contiguous()
     return renamed
-
-
-def _huggingface_names(name: str) -> list[str]:
-    """Return Hugging Face's names of a parameter: query, key and value for the fused matrix, else one name."""
-    module, _, leaf = name.rpartition(".")
-    layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
-    pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
-    modules = _FUSED_PARTS if pattern == _FUSED else (_NAMES[pattern],)
-    return [f"{part.format(layer)}.{leaf}" for part in modules]
 
 
 def load_model(
@@ -146,7 +120,7 @@ def load_model(
 ) -> LoadedModel:
     """Load any BERT folder in evaluation mode, with fp32 weights and an attention backend for autocast to `dtype`.
 
-    Raise `DataError` if a tensor with a prefix in `required`, such as `cls.`, is missing. Errors name `flag`.
+    Raise `DataError` if a part in `required`, such as `mlm_head`, lacks weights. Errors name `flag`.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
@@ -155,15 +129,15 @@ def load_model(
         attention,
         device,
         dtype,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        dropout_rate=0.0,
+        config,
+        is_training=False,
     )
     model = BertForPreTraining(config, vocab_size, attention=backend)
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:
+        example = huggingface_names(needed[0], config.architecture)[0]
         raise DataError(
-            f"{folder} lacks {len(needed)} required weights, such as {needed[0]}",
+            f"{folder} lacks {len(needed)} required weights, such as {example}",
             where=flag,
             remedy="use a model with its pretraining heads, such as one written by 'bert-pretrain train'",
         )
@@ -182,11 +156,13 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
     With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
-    repeated. Return Hugging Face's names of the initialized tensors, and the unused tensors of the folder by name.
+    repeated. Return the names of the initialized parameters, and the unused tensors of the folder by name.
     """
-    tensors = _with_current_names(read_weights(folder, flag), f"{flag} {folder}")
+    architecture = model.config.architecture
+    tensors = _with_current_names(read_weights(folder, flag), architecture, f"{flag} {folder}")
     if extension is not None:
-        for name in tensors.keys() & set(_TENSORS_BY_TOKEN):
+        by_token = [name for ours in (WORD_EMBEDDINGS, OUTPUT_BIAS) for name in huggingface_names(ours, architecture)]
+        for name in tensors.keys() & set(by_token):
             tensors[name] = _extend_rows(
                 name,
                 tensors[name],
@@ -195,15 +171,17 @@ def load_weights(
                 flag,
             )
     num_positions = model.config.max_position_embeddings
-    if POSITIONS in tensors and len(tensors[POSITIONS]) < num_positions:
-        # Repetition keeps the relative distances that attention has learned, except at the seams.
-        tensors[POSITIONS] = tensors[POSITIONS][torch.arange(num_positions) % len(tensors[POSITIONS])]
-    missing, to_initialize, used = [], set(), set()
+    if architecture == "bert":
+        (positions,) = huggingface_names(POSITIONS, architecture)
+        if positions in tensors and len(tensors[positions]) < num_positions:
+            # Repetition keeps the relative distances that attention has learned, except at the seams.
+            tensors[positions] = tensors[positions][torch.arange(num_positions) % len(tensors[positions])]
+    missing: list[str] = []
+    used: set[str] = set()
     for name, parameter in model.named_parameters():
-        parts = _huggingface_names(name)
-        if absent := [part for part in parts if part not in tensors]:
-            missing += absent
-            to_initialize.add(name)
+        parts = huggingface_names(name, architecture)
+        if not tensors.keys() >= set(parts):
+            missing.append(name)
             continue
         shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
         for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
@@ -216,7 +194,7 @@ def load_weights(
             )
             target.copy_(tensors[part])
         used.update(parts)
-    model.initialize(seed, to_initialize)
+    model.initialize(seed, set(missing))
     return missing, {name: tensors[name] for name in sorted(set(tensors) - used)}
 
 
@@ -244,7 +222,7 @@ def _extend_rows(
     return extended
 
 
-def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+def _with_current_names(tensors: dict[str, Tensor], architecture: str, where: str) -> dict[str, Tensor]:
     """Rename the tensors of a BERT folder to Hugging Face's current names, without the decoder's copy of tied weights.
 
     Raise DataError for an unsupported dtype or layout, for NaN and infinity, and for an untied decoder.
@@ -253,7 +231,7 @@ def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Ten
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):
             continue  # a buffer of older versions: 0, 1, 2, …
-        name = current_name(old_name)
+        name = current_name(old_name, architecture)
         if tensor.dtype in _DTYPES and tensor.layout == torch.strided:
             # Unlike `isfinite`, `aminmax` needs no memory. Both of its results are NaN if a number is NaN.
             if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
@@ -262,7 +240,7 @@ def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Ten
                     where=where,
                     remedy="use a model whose training did not diverge",
                 )
-        elif name.startswith(("bert.", "cls.")):
+        elif is_own_weight(name, architecture):
             raise DataError(
                 f"{tensor.dtype} with {tensor.layout} is not supported",
                 where=old_name,
@@ -270,15 +248,16 @@ def _with_current_names(tensors: dict[str, Tensor], where: str) -> dict[str, Ten
             )
         renamed[name] = tensor
     # The decoder is tied to the embeddings, but some versions also store its weight and bias.
-    decoder = renamed.pop("cls.predictions.decoder.weight", None)
-    bias = renamed.pop("cls.predictions.decoder.bias", None)
-    embeddings = renamed.get(WORD_EMBEDDINGS)
+    decoder = renamed.pop(DECODERS[architecture], None)
+    (word_embeddings,) = huggingface_names(WORD_EMBEDDINGS, architecture)
+    embeddings = renamed.get(word_embeddings)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
         raise DataError(
             "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them",
-            where="cls.predictions.decoder.weight",
+            where=DECODERS[architecture],
             remedy="use a BERT with tied embeddings",
         )
+    bias = renamed.pop("cls.predictions.decoder.bias", None)
     if bias is not None:
         renamed.setdefault("cls.predictions.bias", bias)
     return renamed

@@ -79,6 +79,11 @@ def sequences_of(
     return Examples(np.concatenate(ids), ragged.offsets_of(lengths), lengths - num_second)
 
 
+def mean_of_sequences(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the mean hidden state of each sequence, (sequences, hidden) in fp32."""
+    return torch.segment_reduce(hidden.float(), "mean", lengths=cu_seqlens.diff().long(), axis=0)
+
+
 class Sequences(Protocol):
     """Sequences for `Bert.run`, which may be made when they are taken."""
 
@@ -97,7 +102,7 @@ class Bert:
     device: torch.device
     dtype: torch.dtype  # of matrix products
     max_length: int  # maximum number of tokens of a sequence, including [CLS] and [SEP]
-    missing: Sequence[str] = ()  # Hugging Face's names of tensors that the folder lacks
+    missing: Sequence[str] = ()  # names of parameters that the folder lacks
     # Tensors of the folder that the network lacks, such as the head of a task.
     unused: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -183,13 +188,13 @@ def open_bert(
 ) -> Bert:
     """Open a BERT folder on the device, and with the precision and attention, of `config`.
 
-    `required` are prefixes of tensors that the folder must have besides embeddings and encoder, as in `load_model`.
+    `required` are parts that the folder must have besides embeddings and encoder, as in `load_model`.
     `max_length` is that of `length_limit`. `tokenizer` defaults to that of the folder.
     """
     device = choose_device(config.device)
     configure_cpu(device)
     dtype = choose_precision(config.precision, device).dtype
-    required = ("bert.embeddings", "bert.encoder", *required)
+    required = ("embeddings", "encoder", *required)
     loaded = load_model(
         folder,
         attention=config.attention,

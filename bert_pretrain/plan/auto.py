@@ -116,7 +116,13 @@ def _write_new_plan(
         asked.train,
         dry_run=dry_run,
     )
-    plan = plan_run(asked.inputs, text_facts, facts, asked.time)
+    plan = plan_run(
+        asked.inputs,
+        text_facts,
+        facts,
+        asked.time,
+        asked.model.architecture,
+    )
     print(plan.yaml)
     if dry_run:
         print(f"# The machine: {facts.model_dump_json()}")

@@ -4,6 +4,7 @@ The facts of a corpus are estimated from a bounded sample. The facts of a machin
 (`machines/`), or one that `timing.py` measures.
 """
 
+import math
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
-from bert_pretrain.config import DataConfig, ModelConfig
+from bert_pretrain.config import Architecture, DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError, first_problem
 from bert_pretrain.text import documents
 from bert_pretrain.text.corpus import Corpus
@@ -153,13 +154,17 @@ class Size(NamedTuple):
         """Number of weights in the matrices of the encoder."""
         return 12 * self.layers * self.hidden**2
 
-    def model_config(self, length: int) -> ModelConfig:
-        """Return the network of this size, without dropout."""
+    def model_config(self, length: int, architecture: Architecture = "bert") -> ModelConfig:
+        """Return the network of this size, without dropout. A ModernBERT has about as many weights as a BERT."""
+        intermediate = 4 * self.hidden
+        if architecture == "modernbert":
+            intermediate = 8 * math.ceil(intermediate / 12)  # two thirds, as its layer has three matrices
         return ModelConfig(
+            architecture=architecture,
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
             num_attention_heads=max(1, self.hidden // 64),
-            intermediate_size=4 * self.hidden,
+            intermediate_size=intermediate,
             max_position_embeddings=length,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,

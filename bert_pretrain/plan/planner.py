@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from bert_pretrain.config import Config, duration, duration_text
+from bert_pretrain.config import Architecture, Config, duration, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.assignment import MAX_HELD_OUT_SHARE, MAX_HELD_OUT_TOKENS
@@ -118,8 +118,12 @@ def plan_run(
     text: TextFacts,
     machine: MachineFacts,
     seconds: float,
+    architecture: Architecture = "bert",
 ) -> RunPlan:
-    """Return the plan for `seconds` (at least `MIN_SECONDS`) from the start of the command to the finished model."""
+    """Return the plan for `seconds` (at least `MIN_SECONDS`) from the start of the command to the finished model.
+
+    Speeds are those of BERT. The forecast for a ModernBERT is the law's, with `law.MODERN_OFFSET`.
+    """
     affordable = _affordable_fraction(text, machine, seconds)
     fraction = affordable
     for _ in range(2):  # the vocabulary size, and so the speed, depends on the fraction of the text
@@ -131,8 +135,9 @@ def plan_run(
     data_seconds = _data_seconds(text, machine, fraction)
     run_seconds = max(MIN_SECONDS, float(math.ceil(data_seconds + best.time_share * (seconds - data_seconds))))
     read = text.part(fraction)
-    pairs = _pairs(read)
-    expected = _expected(best.forecast, pairs)
+    is_modern = architecture == "modernbert"
+    pairs = "none" if is_modern else _pairs(read)
+    expected = _expected(best.forecast, pairs, law.MODERN_OFFSET if is_modern else 0.0)
     others = [training for training in trainings if training is not best]
     page = render(
         "plan.yaml",
@@ -156,7 +161,8 @@ def plan_run(
         copies=1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2)),
         dropout=law.REPEATED_DROPOUT if best.epochs >= law.DROPOUT_FROM_EPOCHS else 0.0,
         weight_decay=law.WEIGHT_DECAY if best.epochs <= law.REPEATED_FROM_EPOCHS else law.REPEATED_WEIGHT_DECAY,
-        model=best.size.model_config(best.positions),
+        model=best.size.model_config(best.positions, architecture),
+        is_offset_measured=best.size in law.MODERN_SIZES,
         phases=_phases(best),
         rounded=rounded,
         **_intervals(best, run_seconds),
@@ -325,9 +331,10 @@ def _pairs(text: TextFacts) -> str:
     return "sop" if text.documents < MIN_CORPUS_DOCUMENTS else "nsp"
 
 
-def _expected(forecast: Forecast, pairs: str) -> dict[str, tuple[float, float]]:
-    """Return ranges of nats per masked token and of accuracy."""
-    ranges = {"mlm_loss": forecast.mlm_loss}
+def _expected(forecast: Forecast, pairs: str, offset: float) -> dict[str, tuple[float, float]]:
+    """Return ranges of nats per masked token, shifted by `offset`, and of accuracy."""
+    low, high = forecast.mlm_loss
+    ranges = {"mlm_loss": (low + offset, high + offset)}
     if pairs != "none":
         ranges["nsp_accuracy"] = forecast.nsp_accuracy
     return {name: (round(low, 2), round(high, 2)) for name, (low, high) in ranges.items()}

@@ -245,9 +245,7 @@ class StepRunner:
             train.attention,
             device,
             self.dtype,
-            hidden_size=shape.hidden_size,
-            num_heads=shape.num_attention_heads,
-            dropout_rate=shape.attention_probs_dropout_prob,
+            shape,
             longest=length,
             is_timed=is_timed,
         )

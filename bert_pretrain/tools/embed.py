@@ -22,7 +22,7 @@ from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import MODULES
-from bert_pretrain.model.sequences import Packed, open_bert
+from bert_pretrain.model.sequences import Packed, mean_of_sequences, open_bert
 from bert_pretrain.tools.texts import Text, TextEncoder, Texts, check_output_file
 
 POOLINGS = {  # by level; the first is the default
@@ -58,7 +58,7 @@ def embed(
         batch_tokens: maximum tokens per batch; None: chosen for the device.
     """
     pooling = _check_options(model, output, level, pooling)
-    bert = open_bert(model, config.train, ("bert.pooler",) if pooling == "pooler" else (), max_length=max_length)
+    bert = open_bert(model, config.train, ("pooler",) if pooling == "pooler" else (), max_length=max_length)
     size = _vector_size(bert.network.config, pooling)
     texts = Texts(inputs, config.data, bert.tokenizer, skip_empty=skip_empty)
     check_output_file(output, texts.locations)
@@ -123,7 +123,9 @@ def _check_options(
 
 
 def _vector_size(model: ModelConfig, pooling: str) -> int:
-    """Return the numbers of a vector. Raise ConfigError if the model has fewer layers than the pooling."""
+    """Return the numbers of a vector. Raise ConfigError if the model lacks what the pooling needs."""
+    if pooling == "pooler" and model.is_modern:
+        raise ConfigError("a ModernBERT has no pooler", where="--pooling", remedy="choose another, such as mean")
     if not pooling.startswith("last4"):
         return model.hidden_size
     if model.num_hidden_layers < NUM_LAST_LAYERS:
@@ -147,9 +149,9 @@ def _head_of(network: BertForPreTraining, level: str, pooling: str) -> Callable[
             return hidden
         if pooling == "cls":
             return hidden.index_select(0, packed.cu_seqlens[:-1])
-        if pooling == "pooler":
+        if pooling == "pooler" and network.pooler is not None:
             return network.pooler(hidden, packed.cu_seqlens)
-        return torch.segment_reduce(hidden.float(), "mean", lengths=packed.cu_seqlens.diff().long(), axis=0)
+        return mean_of_sequences(hidden, packed.cu_seqlens)
 
     return head
 

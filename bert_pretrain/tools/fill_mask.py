@@ -28,7 +28,7 @@ def fill_mask(
     top_k: int = 5,
 ) -> Answers:
     """Return the `top_k` most likely tokens for each [MASK]. Masks are filled independently of each other."""
-    bert = open_bert(model, config, ("cls.predictions",))
+    bert = open_bert(model, config, ("mlm_head",))
     tokenizer = bert.tokenizer
     input_ids = encode_with_masks(text, tokenizer)
     bert.check_length(len(input_ids), "the text", where="TEXT", remedy="shorten it")

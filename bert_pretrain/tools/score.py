@@ -203,7 +203,7 @@ class Scorer:
     ) -> None:
         if metric not in METRICS:
             raise ConfigError(f"unknown metric '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
-        self.bert = open_bert(model, config, ("cls.predictions",), max_length=max_length)
+        self.bert = open_bert(model, config, ("mlm_head",), max_length=max_length)
         self.encoder = TextEncoder(self.bert)
         self._metric = metric
         self._batch_tokens = batch_tokens

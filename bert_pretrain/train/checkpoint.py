@@ -133,7 +133,7 @@ class CheckpointWriter:
         if event is not None:
             event.synchronize()
         parameters = {name: tensors.pop(name) for name, _ in self.state.model.named_parameters()}
-        weights, exponent = export_weights(parameters)
+        weights, exponent = export_weights(parameters, self.state.model.config.architecture)
         with files.atomic_folder(path) as temporary:
             write_tensors(tensors, temporary / STATE_TENSORS)
             files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})

@@ -22,7 +22,7 @@ from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.packing import Batch
 
-MLM_WEIGHTS = ("bert.embeddings", "bert.encoder", "cls.predictions")  # prefixes of MLM weights
+MLM_WEIGHTS = ("embeddings", "encoder", "mlm_head")  # parts of a network for masked tokens
 
 
 def evaluate(
@@ -56,7 +56,8 @@ def evaluate(
         max_length=max_length,
         tokenizer=tokenizer,
     )
-    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in bert.missing)
+    lacks_head = any(name.startswith(("pooler", "nsp_head")) for name in bert.missing)
+    has_pairs = bert.network.nsp_head is not None and not lacks_head
     if not has_pairs and folder.config.next_sentence != "none":
         print(f"{model} has no next-sentence head, so only masked tokens are evaluated")
     longest = folder.max_seq_length

@@ -1,7 +1,8 @@
 """Floating-point operations of a training step and peak FLOP/s of a device, for the model FLOPs utilization (MFU).
 
 Forward and backward pass on real tokens: 6 per weight and token in the layers, 12 · length · hidden per token and layer
-in attention, 6 per weight and masked token in the MLM head, 6 per weight and pair in the pooler and next-sentence head.
+in attention (at most the window's length in ModernBERT's local layers), 6 per weight and masked token in the MLM head,
+6 per weight and pair in the pooler and next-sentence head.
 Padding, embedding look-ups and recomputation do not count.
 """
 
@@ -78,10 +79,14 @@ def training_flops(
     """
     hidden = model.hidden_size
     layers = model.num_hidden_layers
-    layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
+    num_matrices = 3 if model.is_modern else 2  # of the feed-forward layer
+    layer_weights = 4 * hidden * hidden + num_matrices * hidden * model.intermediate_size
+    num_global = len(range(0, layers, model.global_attn_every_n_layers)) if model.is_modern else layers
+    attended = num_global * squared_lengths  # pairs of tokens, over the layers
+    attended += (layers - num_global) * min(squared_lengths, tokens * (model.local_attention + 1))
     return float(
         6 * layers * layer_weights * tokens
-        + 12 * layers * hidden * squared_lengths
+        + 12 * hidden * attended
         + 6 * (hidden * hidden + hidden * num_outputs) * predictions
         + 6 * (hidden * hidden + 2 * hidden) * pairs
     )

@@ -40,7 +40,7 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.bert import BertForPreTraining, SelfAttention
+from bert_pretrain.model.bert import BertForPreTraining, RotaryAttention, SelfAttention
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _WORDS = "embeddings.word_embeddings.weight"
@@ -135,17 +135,18 @@ def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int
             peak *= LATER_PEAK
         _rotate_heads(
             attention,
-            _offsets(attention, layer),
+            head_offsets(attention.num_heads, layer),
             frequencies,
             subspace,
             peak,
         )
     for attention in attentions:
         value = attention.query_key_value.weight[2 * hidden :]
-        _keep_lengths(value, generator)
-        _keep_lengths(attention.output.weight, generator)
+        keep_lengths(value, generator)
+        keep_lengths(attention.output.weight, generator)
     for head in (model.mlm_head, model.pooler, model.nsp_head):
-        _keep_lengths(head.dense.weight, generator)
+        if head is not None:
+            keep_lengths(head.dense.weight, generator)
     return subspace
 
 
@@ -177,16 +178,18 @@ def start_from_cooccurrences(
         cls -= first @ subspace.T @ subspace
     noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
     for layer, attention in enumerate(_attentions(model)[:num_layers]):
-        relations = [relation(cooccurrences, words, offset, noise) for offset in _offsets(attention, layer)]
+        relations = [
+            relation(cooccurrences, words, offset, noise) for offset in head_offsets(attention.num_heads, layer)
+        ]
         ratio = OUTPUT_RATIOS[1 if layer else 0]
-        _set_value_and_output(attention, relations, words, ratio)
+        set_value_and_output(attention, relations, words, ratio)
     nn.init.eye_(model.mlm_head.dense.weight)
     model.mlm_head.layer_norm.weight.fill_(DECODER_SCALE)
     return len(words.known)
 
 
-def _set_value_and_output(
-    attention: SelfAttention,
+def set_value_and_output(
+    attention: SelfAttention | RotaryAttention,
     relations: list[Tensor],
     words: "WordVectors",
     ratio: float,
@@ -224,11 +227,11 @@ def _attentions(model: BertForPreTraining) -> list[SelfAttention]:
     return [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
 
 
-def _offsets(attention: SelfAttention, layer: int) -> list[int]:
+def head_offsets(num_heads: int, layer: int) -> list[int]:
     """Return the offset of each positional head of a layer: -1, 1, -2, 2, … from the first layer on."""
-    first = layer * attention.num_heads
+    first = layer * num_heads
     offsets = []
-    for head in range(first, first + attention.num_heads):
+    for head in range(first, first + num_heads):
         distance = head // 2 + 1
         offsets.append(distance if head % 2 else -distance)
     return offsets
@@ -256,7 +259,7 @@ def _rotate_heads(
         keys[head, : len(rotated)] += scale * subspace[:head_size]
 
 
-def _keep_lengths(weight: Tensor, generator: torch.Generator) -> None:
+def keep_lengths(weight: Tensor, generator: torch.Generator) -> None:
     """Draw a random matrix that scales the length of vectors by about `GAIN`."""
     nn.init.normal_(weight, std=GAIN / math.sqrt(weight.shape[1]), generator=generator)
 

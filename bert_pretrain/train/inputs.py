@@ -56,8 +56,14 @@ def check_needs(train: TrainConfig) -> None:
         read_config(model_folder(train.teacher, TEACHER), TEACHER)
 
 
-def check_positions(config: Config, max_seq_length: int) -> None:
-    """Check that the model has a position for each token of the longest examples."""
+def check_examples(config: Config, max_seq_length: int, next_sentence: str) -> None:
+    """Check that the model has a position for each token of the longest examples, and a head for their pairs."""
+    if config.model.is_modern and next_sentence != "none":
+        raise ConfigError(
+            f"the examples are sentence pairs ({next_sentence}), but a ModernBERT has no head for them",
+            where="model.architecture",
+            remedy="make the data with --set data.next_sentence=none",
+        )
     positions = config.model.max_position_embeddings
     if max_seq_length > positions:
         raise ConfigError(
@@ -75,7 +81,7 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
     old, _ = read_config(init_from, "--init-from")
     set_keys = config.model.model_dump(exclude_unset=True)
     model = old.model_copy(update=set_keys)
-    may_differ = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    may_differ = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "global_rope_theta"}
     if model.max_position_embeddings > old.max_position_embeddings and not carry_optimizer:
         may_differ.add("max_position_embeddings")
     for key, value in set_keys.items():
@@ -91,7 +97,7 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
 def _check_sizes(config: Config, folder: DataFolder) -> None:
     """Check the data against the positions of the model and the global batch against the number of processes."""
     batch, ranks = config.train.global_batch_size, num_ranks()
-    check_positions(config, folder.max_seq_length)
+    check_examples(config, folder.max_seq_length, folder.config.next_sentence)
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
     if batch < ranks:

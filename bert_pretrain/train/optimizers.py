@@ -15,6 +15,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.io import cores
 
 Optimizers = Sequence[torch.optim.Optimizer]  # each parameter belongs to one of them
+STACKED = {"query_key_value": 3, "wide_and_gate": 2}  # number of matrices that a parameter stacks
 SATURATED_STEP = 2.0**60  # here AdamW's bias correction is 1, and adding 1 does not change the step in fp32
 
 
@@ -73,7 +74,7 @@ def _groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[dict[st
     groups: dict[tuple[bool, int], dict[str, Any]] = {}
     for name, parameter in named.items():
         decays = has_decay(name)
-        num_matrices = 3 if name.endswith("query_key_value.weight") else 1
+        num_matrices = STACKED.get(name.removesuffix(".weight").rpartition(".")[2], 1)
         group = groups.setdefault((decays, num_matrices), {"params": []})
         group["params"].append(parameter)
         group["weight_decay"] = config.weight_decay if decays else 0.0

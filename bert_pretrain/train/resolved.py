@@ -206,9 +206,7 @@ def _attention(
         config.train.attention,
         device,
         dtype,
-        hidden_size=config.model.hidden_size,
-        num_heads=config.model.num_attention_heads,
-        dropout_rate=config.model.attention_probs_dropout_prob,
+        config.model,
         # Compiled steps have a fixed maximum.
         longest=None if config.train.compile is False else max_seq_length,
     )

@@ -17,6 +17,7 @@ from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
+from bert_pretrain.model.architectures import huggingface_names
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import export_weights, load_model, load_weights, save_model_folder
@@ -39,6 +40,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, describe_resume, find_progress, resolve_run
+from bert_pretrain.train.rotary_weights import start_rotary
 from bert_pretrain.train.sampled_softmax import CandidateSampler
 from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.signals import remove_status, write_status
@@ -190,9 +192,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         _load_weights(model, run, run.init_from)
     else:
         _initialize(model, run)
-    if run.data.config.next_sentence == "none":  # without pairs, the loss does not use these two
-        model.pooler.requires_grad_(False)
-        model.nsp_head.requires_grad_(False)
+    if run.data.config.next_sentence == "none":
+        model.freeze_pair_heads()
     model.encoder.activation_checkpointing = train.activation_checkpointing
     return model.to(run.device)
 
@@ -212,7 +213,8 @@ def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> 
         text = "tokens to the model's; each new embedding starts as the mean of the token's old pieces"
         print(f"the vocabulary of the data adds {len(extension.pieces):,} {text}")
     if fresh:
-        print(f"  missing, initialized from the seed: {', '.join(fresh)}")
+        names = [part for name in fresh for part in huggingface_names(name, model.config.architecture)]
+        print(f"  missing, initialized from the seed: {', '.join(names)}")
     if unused:
         print(f"  present, but not used: {', '.join(unused)}")
 
@@ -222,7 +224,17 @@ def _initialize(model: BertForPreTraining, run: ResolvedRun) -> None:
     train = run.config.train
     model.initialize(train.seed)
     # The heads would not match a teacher's embeddings. Only the main process counts: DDP copies its weights to all.
-    if train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
+    if model.config.is_modern and train.init != "normal" and run.teacher is None and run.dist_context.is_main:
+        counted = train.init == "cooccurrences"
+        num_vectors = start_rotary(
+            model,
+            run.data,
+            run.tokenizer,
+            train.seed,
+            with_cooccurrences=counted,
+        )
+        print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
+    elif train.init == "cooccurrences" and run.teacher is None and run.dist_context.is_main:
         num_vectors = start_from_cooccurrences(model, run.data, run.tokenizer, train.seed)
         print(f"initial weights from the co-occurrences of {num_vectors:,} tokens")
     elif train.init != "normal":
@@ -291,7 +303,7 @@ def _finish(
     validation = log.newest.get("validation")
     parameters = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     with atomic_folder(run.output / "model") as temporary:
-        weights, _ = export_weights(parameters)
+        weights, _ = export_weights(parameters, run.config.model.architecture)
         save_model_folder(
             weights,
             state.model,

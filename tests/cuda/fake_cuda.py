@@ -74,8 +74,7 @@ def make_state(
     with CUDA:  # fake parameters cannot be moved to another device
         model = BertForPreTraining(config.model, vocab_size, attention=attention)
     if not pairs:
-        model.pooler.requires_grad_(False)
-        model.nsp_head.requires_grad_(False)
+        model.freeze_pair_heads()
     model.encoder.activation_checkpointing = config.train.activation_checkpointing
     if backend is not None:
         hardware.compile_layers(model, backend, strict=True)

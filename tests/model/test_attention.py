@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention
 from bert_pretrain.model.attention import attend_padded, attend_varlen, make_layout
@@ -69,10 +70,10 @@ def test_varlen_is_refused_if_it_cannot_run(
     device: str, dtype: torch.dtype, head_size: int, dropout_rate: float, reason: str
 ) -> None:
     place = torch.device(device)
+    model = ModelConfig(hidden_size=12 * head_size, attention_probs_dropout_prob=dropout_rate)
     with pytest.raises(ConfigError, match=reason):
-        choose_attention("varlen", place, dtype, hidden_size=12 * head_size, num_heads=12, dropout_rate=dropout_rate)
-    sizes = {"hidden_size": 12 * head_size, "num_heads": 12}
-    chosen, why = choose_attention("auto", place, dtype, **sizes, dropout_rate=dropout_rate)
+        choose_attention("varlen", place, dtype, model)
+    chosen, why = choose_attention("auto", place, dtype, model)
     assert chosen == "padded"
     assert reason in why
 

@@ -64,7 +64,7 @@ def test_logits_losses_and_gradients_equal_transformers(as_huggingface: Any) -> 
 
     ours.backward()
     theirs.loss.backward()
-    our_gradients = to_huggingface({name: p.grad for name, p in model.named_parameters()})
+    our_gradients = to_huggingface({name: p.grad for name, p in model.named_parameters()}, "bert")
     their_gradients = {name: p.grad for name, p in peer.named_parameters()}
     assert our_gradients.keys() == their_gradients.keys()
     for name, gradient in their_gradients.items():
@@ -91,7 +91,7 @@ def test_twenty_adamw_steps_equal_transformers(as_huggingface: Any) -> None:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
-    final = to_huggingface({name: p.detach() for name, p in model.named_parameters()})
+    final = to_huggingface({name: p.detach() for name, p in model.named_parameters()}, "bert")
     for name, parameter in peer.named_parameters():
         torch.testing.assert_close(final[name], parameter.detach(), atol=1e-4, rtol=0.0)
 

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention_backend as backend
 from bert_pretrain.model import short_attention
@@ -106,8 +107,7 @@ def test_only_auto_with_a_known_maximum_length_tries_the_kernels(monkeypatch: py
     monkeypatch.setattr(backend, "try_short", lambda *_: (True, "faster"))
 
     def chosen(setting: str, longest: int | None) -> tuple[str, str]:
-        options = {"hidden_size": 768, "num_heads": 12, "dropout_rate": 0.0}
-        return backend.choose_attention(setting, CUDA, torch.bfloat16, **options, longest=longest)
+        return backend.choose_attention(setting, CUDA, torch.bfloat16, ModelConfig(), longest=longest)
 
     assert chosen("auto", 128) == ("triton", "faster")
     assert chosen("auto", None)[0] == chosen("varlen", 128)[0] == "varlen"
