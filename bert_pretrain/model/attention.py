@@ -240,13 +240,7 @@ def attend_padded(
         heads,
         head_size,
     )
-    query, key, value = padded.permute(
-        2,
-        0,
-        3,
-        1,
-        4,
-    )  # 3 × (sequences, heads, max_seqlen, head size)
+    query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
     mask = layout.mask if is_global else layout.window_mask
     context = _scaled_dot_product(
         query,

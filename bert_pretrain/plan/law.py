@@ -63,20 +63,8 @@ class Curve(NamedTuple):
 
 # "en" is used for all text that is written with letters.
 CURVES = {
-    "en": Curve(
-        2.0,
-        0.1187,
-        0.1669,
-        55.3382,
-        0.0481,
-    ),
-    "zh": Curve(
-        2.0,
-        0.0136,
-        0.1321,
-        55.3382,
-        0.0743,
-    ),
+    "en": Curve(2.0, 0.1187, 0.1669, 55.3382, 0.0481),
+    "zh": Curve(2.0, 0.0136, 0.1321, 55.3382, 0.0743),
 }
 # A start from co-occurrences is worth this share of the training tokens, up to this many million tokens: the share is
 # from pairs of runs with and without it, the maximum from runs of up to 60 million tokens with it (docs/auto.md).
