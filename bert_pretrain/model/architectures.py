@@ -16,6 +16,8 @@ POSITIONS = "embeddings.position_embeddings.weight"
 OUTPUT_BIAS = "mlm_head.bias"
 DECODERS = {"bert": "cls.predictions.decoder.weight", "modernbert": "decoder.weight"}  # tied to the word embeddings
 
+CLASSES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}  # of `transformers`
+
 # Module names: ours -> Hugging Face's. {} is the number of the layer.
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "bert": {
@@ -121,14 +123,13 @@ def huggingface_settings(config: ModelConfig) -> dict[str, Any]:
     if not config.is_modern:
         for key in _MODERN_ONLY:
             del settings[key]
-        settings |= {"architectures": ["BertForPreTraining"], "position_embedding_type": "absolute"}
-        return {**settings, "model_type": "bert"}
+        return {**settings, "position_embedding_type": "absolute"}
     for key in _BERT_ONLY:
         del settings[key]
     for key, names in _MODERN_SETTINGS.items():
         value = settings.pop(key)
         settings |= dict.fromkeys(names, value)
-    return {**settings, "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert", "decoder_bias": True}
+    return {**settings, "decoder_bias": True}
 
 
 def special_token_ids(tokenizer: Tokenizer, architecture: str) -> dict[str, int]:

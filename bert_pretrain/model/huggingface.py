@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import write_checksums, write_json
 from bert_pretrain.model.architectures import (
+    CLASSES,
     DECODERS,
     OUTPUT_BIAS,
     POSITIONS,
@@ -69,9 +70,11 @@ def save_model_folder(
     written afterwards, so no checksum covers it and it may be edited.
     """
     config = {
-        **huggingface_settings(model.config),
+        "architectures": [CLASSES[model.config.architecture]],
+        "model_type": model.config.architecture,
         "vocab_size": model.vocab_size,
         **special_token_ids(tokenizer, model.config.architecture),
+        **huggingface_settings(model.config),
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
