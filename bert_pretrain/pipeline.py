@@ -47,7 +47,10 @@ def working_folder(config: Config, output: Path, *, overwrite: bool = False) -> 
 
 
 def _check(config: Config) -> None:
-    """Raise ConfigError for a configuration that cannot run here, before hours of work on the data."""
+    """Raise an error for a configuration that cannot run here, or for a teacher that cannot be read.
+
+    This happens before hours of work on the data.
+    """
     if cores.num_ranks() > 1:
         what = "torchrun starts several processes, but the stages before training need a single one"
         remedy = "run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
@@ -202,7 +205,11 @@ def _with_time_left(
 
 
 def with_one_schedule(configs: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
-    """Return the configurations of all phases with one learning rate schedule, and with steps counted across phases."""
+    """Return the configurations of all phases with one learning rate schedule, and with steps counted across phases.
+
+    A single configuration is returned as it is. Raise ConfigError if one of several has a time budget, or if the
+    warm-up is longer than the schedule.
+    """
     from bert_pretrain.train.schedule import run_length
 
     if len(configs) == 1:

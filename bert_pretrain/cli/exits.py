@@ -105,7 +105,10 @@ def _print_error(message: str) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error that a rank was handling when a signal interrupted it, otherwise the error itself."""
+    """Return the UserError or Interrupted that a rank was handling when a signal interrupted it, else the error itself.
+
+    The error being handled is the context of the signal's exception.
+    """
     cause: BaseException | None = error
     while isinstance(cause, Terminated | KeyboardInterrupt):
         cause = cause.__context__

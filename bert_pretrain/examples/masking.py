@@ -88,10 +88,10 @@ def _as_matrix(values: np.ndarray, is_token: np.ndarray) -> np.ndarray:
 def _random_order(is_candidate: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Return the columns of `count` random candidates of each row in random order, (rows, count).
 
-    After the candidates of a row, its other columns follow. The columns are sorted by random keys. The lowest bits of a
-    candidate's key hold its column, so these keys are unique in a row and every processor sorts them alike. Their
-    highest bit is 0. In the keys of non-candidates all bits are 1, so they sort last. With up to 512 columns, 32-bit
-    keys have enough random bits, and they sort faster.
+    If a row has fewer candidates, the numbers after them have no meaning. The columns are sorted by random keys. The
+    lowest bits of a candidate's key hold its column, so these keys are unique in a row and every processor sorts them
+    alike. Their highest bit is 0. In the keys of non-candidates all bits are 1, so they sort last. With up to 512
+    columns, 32-bit keys have enough random bits, and they sort faster.
     """
     rows, columns = is_candidate.shape
     column_bits = max(1, (columns - 1).bit_length())

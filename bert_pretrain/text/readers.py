@@ -45,7 +45,8 @@ def read_records(
     """Yield each record of a source in any format but `.txt`, with its position.
 
     At least one of `columns` must exist in a table. Parquet and `datasets` read only these columns, or all by default.
-    Invalid UTF-8 is repaired unless `strict`. `header` names the columns of CSV or TSV without a header row, and
+    Invalid UTF-8 is repaired, and a JSON value that is not an object becomes an empty record, unless `strict`. `header`
+    names the columns of CSV or TSV without a header row, and
     `any_width` allows rows longer than the header. Records above `max_bytes` raise an InputError, except in `datasets`.
     """
     format_ = part.source.format

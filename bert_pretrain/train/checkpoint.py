@@ -225,7 +225,8 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
 def restore(state: TrainState, checkpoint: Checkpoint, *, only_optimizers: bool = False) -> None:
     """Restore a training state from a checkpoint, except the weights, which the model has already loaded.
 
-    Undo the scaling of their embeddings. `only_optimizers` leaves out the metrics since the last log line.
+    Undo the scaling of their embeddings. `only_optimizers` leaves out the loss scale of fp16 and the
+    metrics since the last log line.
     """
     weights = dict(state.model.named_parameters())
     for name, tensor in scale_embeddings(weights, -int(checkpoint.record[EXPONENT])).items():
