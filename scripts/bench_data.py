@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -68,10 +69,15 @@ class Corpus:
     def megabytes(self) -> float:
         return self.text.stat().st_size / 1e6
 
-    def peer_speed(self, cores: int) -> float:
+    def peer_speed(self, cores: int) -> Any:
         """Return the MB/s of `encode_batch_fast` on a part of the corpus."""
-        speed: float = run_task("ids_peer", self.vocab, self.text, self.options.slice_mb, cores=cores)
-        return speed
+        return run_task(
+            "ids_peer",
+            self.vocab,
+            self.text,
+            self.options.slice_mb,
+            cores=cores,
+        )
 
 
 def main() -> None:
@@ -86,21 +92,17 @@ def main() -> None:
     print("\n" + measure.table(["what", "ours", "peer", "ratio"], []), flush=True)
     begin = time.monotonic()
     for name in options.only:
-        if name in MEASURES:
-            for row in MEASURES[name](corpora):
-                print(row, flush=True)
-    if "scaling" in options.only:
-        print(f"\n{scaling_table(corpora[0])}")
+        for row in MEASURES[name](corpora):
+            print(row, flush=True)
     print(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
 def parse() -> argparse.Namespace:
-    names = [*MEASURES, "scaling"]
     parser = measure.parser_of(__doc__)
     parser.add_argument("--english", type=Path, required=True)
     parser.add_argument("--chinese", type=Path, help="corpus for ids only")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=MEASURES)
     parser.add_argument("--work", type=Path, default=Path("bench-data"), help="folder for texts and outputs")
     parser.add_argument("--slice-mb", type=float, default=20.0, help="amount of text to time encode_batch_fast on")
     parser.add_argument("--vocab-size", type=int, default=30522, help="for English; at most 21,128 for Chinese")
@@ -114,7 +116,14 @@ def prepare(language: str, source: Path, vocab_size: int, options: argparse.Name
     corpus = Corpus(language, options.work / f"{language}.txt", vocab_size, options)
     with open_input(str(source)) as packed, corpus.text.open("wb") as plain:
         shutil.copyfileobj(packed, plain)
-    run("vocab", corpus.text, "--output", fresh(corpus.vocab), "--vocab-size", vocab_size)
+    run(
+        "vocab",
+        corpus.text,
+        "--output",
+        fresh(corpus.vocab),
+        "--vocab-size",
+        vocab_size,
+    )
     return corpus
 
 
@@ -146,11 +155,25 @@ def measure_make_data(corpora: list[Corpus]) -> Iterator[Row]:
     yield row
 
 
-def make_data(text: Path, vocab: Path, place: Path, length: int, *, copies: int = 5) -> measure.Usage:
+def make_data(
+    text: Path,
+    vocab: Path,
+    place: Path,
+    length: int,
+    *,
+    copies: int = 5,
+) -> measure.Usage:
     """Run `make-data` with two workers, with its outputs and its token store in the folder `place`."""
     folders = ["--vocab", vocab, "--output", place / f"data-{length}-{copies}", "--store", place / "store"]
     settings = {"data.dupe_factor": copies, "data.max_seq_length": length}
-    return run("make-data", text, *folders, "--workers", 2, settings=settings)
+    return run(
+        "make-data",
+        text,
+        *folders,
+        "--workers",
+        2,
+        settings=settings,
+    )
 
 
 def measure_vocab(corpora: list[Corpus]) -> Iterator[Row]:
@@ -161,7 +184,16 @@ def measure_vocab(corpora: list[Corpus]) -> Iterator[Row]:
         row = Row(f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}")
         for _ in range(corpus.options.repeats):
             output = fresh(corpus.options.work / "vocab")
-            usage = run("vocab", text, "--output", output, "--vocab-size", size, "--workers", workers)
+            usage = run(
+                "vocab",
+                text,
+                "--output",
+                output,
+                "--vocab-size",
+                size,
+                "--workers",
+                workers,
+            )
             row.ours.append(corpus.megabytes / usage.seconds)
             begin = time.perf_counter()
             run_task("vocab_peer", text, size, cores=workers)
@@ -169,23 +201,17 @@ def measure_vocab(corpora: list[Corpus]) -> Iterator[Row]:
         yield row
 
 
-MEASURES: dict[str, Callable[[list[Corpus]], Iterator[Row]]] = {
-    "ids": measure_ids,
-    "make-data": measure_make_data,
-    "vocab": measure_vocab,
-}
-
-
 # ── scaling ──
 
 
-def scaling_table(corpus: Corpus) -> str:
-    """Return the time, disk space and memory for 16 GB and 1 TB, extrapolated from `--shape-mb` and half of it.
+def extrapolate(corpora: list[Corpus]) -> Iterator[str]:
+    """Yield a table of time, disk space and memory for 16 GB and 1 TB, extrapolated from `--shape-mb` and half of it.
 
     Times assume that no core idles. The first `make-data` makes one copy and fills the token store. The second makes
     five copies from the store, and the time of four of them is added to the first. Use at least 100 MB: with less,
     `vocab` has not reached its maximum of distinct words and the extrapolated time is too long.
     """
+    corpus = corpora[0]
     half = measure_scaling(corpus, corpus.options.shape_mb / 2)
     whole = measure_scaling(corpus, corpus.options.shape_mb)
 
@@ -215,7 +241,7 @@ def scaling_table(corpus: Corpus) -> str:
         rows.append(amounts(f"shards, length {length}, 5 copies", f"data-{length}-5", "{:,.0f} GB"))
     memory = " / ".join(f"{whole[f'{command} memory'] / 2**30:.2f} GiB" for command in ("vocab", "copy"))
     lines = measure.table([f"from {half['MB']:g} and {whole['MB']:g} MB", *SIZES], rows)
-    return f"{lines}\n\nresident memory of a process, `vocab` / `make-data`: {memory}"
+    yield f"\n{lines}\n\nresident memory of a process, `vocab` / `make-data`: {memory}"
 
 
 def measure_scaling(corpus: Corpus, megabytes: float) -> dict[str, float]:
@@ -224,8 +250,21 @@ def measure_scaling(corpus: Corpus, megabytes: float) -> dict[str, float]:
     text = place / "text.txt"
     run_task("make_text", corpus.text, megabytes, text)
     usages = {
-        "vocab": run("vocab", text, "--output", place / "vocab", "--workers", 2),
-        "copy": make_data(text, corpus.vocab, place, 128, copies=1),
+        "vocab": run(
+            "vocab",
+            text,
+            "--output",
+            place / "vocab",
+            "--workers",
+            2,
+        ),
+        "copy": make_data(
+            text,
+            corpus.vocab,
+            place,
+            128,
+            copies=1,
+        ),
         "copies": make_data(text, corpus.vocab, place, 128),
         "long copies": make_data(text, corpus.vocab, place, 512),
     }
@@ -246,6 +285,14 @@ def measure_scaling(corpus: Corpus, megabytes: float) -> dict[str, float]:
 
 def time_text(seconds: float) -> str:
     return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+
+
+MEASURES: dict[str, Callable[[list[Corpus]], Iterator[Row | str]]] = {
+    "ids": measure_ids,
+    "make-data": measure_make_data,
+    "vocab": measure_vocab,
+    "scaling": extrapolate,
+}
 
 
 # ── processes ──
@@ -273,13 +320,13 @@ def fresh(folder: Path) -> Path:
 
 
 def describe_machine() -> dict[str, str]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    processor = match.group(1) if match else platform.machine()
     git = ["git", "-C", str(measure.ROOT), "describe", "--always", "--dirty"]
-    versions = {"python": platform.python_version(), **library_versions()}
+    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     return {
-        "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, "
-        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "machine": f"{processor}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}",
+        "versions": f"python {platform.python_version()}, {versions}",
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown",
     }
 
@@ -324,12 +371,10 @@ def ids_equal(vocab: str, text: str, megabytes: str) -> bool:
     return [sentence.tolist() for sentence in ours] == expected
 
 
-def vocab_peer(text: str, size: str) -> int:
+def vocab_peer(text: str, size: str) -> None:
     from tokenizers import BertWordPieceTokenizer
 
-    trained = BertWordPieceTokenizer()
-    trained.train([text], vocab_size=int(size), show_progress=False)
-    return int(trained.get_vocab_size())
+    BertWordPieceTokenizer().train([text], vocab_size=int(size), show_progress=False)
 
 
 def library_tokenizer(vocab: Path) -> Any:
@@ -351,8 +396,8 @@ def slice_of(text: Path, megabytes: float) -> bytes:
     """Return about this amount of sentences, sampled evenly from the corpus."""
     with text.open("rb") as file:
         lines = [line for line in file if line.strip()]
-    step = 100 * max(1, round(sum(map(len, lines)) / (1e6 * megabytes)))
-    return b"".join(b"".join(lines[first : first + 100]) for first in range(0, len(lines), step)).removesuffix(b"\n")
+    step = max(1, round(sum(map(len, lines)) / (1e6 * megabytes)))
+    return b"".join(lines[::step]).removesuffix(b"\n")
 
 
 def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -60,6 +60,7 @@ BASELINE_LENGTH = 128
 BASELINE_VOCAB_SIZE = 30522
 BASELINE_LR = 5e-4
 BASELINE_WARMUP_SHARE = 0.06
+BASELINE_DATA = {"vocab.size": BASELINE_VOCAB_SIZE, "data.max_seq_length": BASELINE_LENGTH, "data.dupe_factor": 1}
 BASELINE_CONFIG = {
     "vocab_size": BASELINE_VOCAB_SIZE,
     "hidden_size": 256,
@@ -108,8 +109,8 @@ class Run:
 
     @property
     def key(self) -> str:
-        sizes = f"{self.size}_v{self.vocab_size}_b{self.batch}_n{self.steps}"
-        return f"{self.corpus}_{self.variant}_{sizes}_s{self.seed}"
+        name = f"{self.corpus}_{self.variant}_{self.size}"
+        return f"{name}_v{self.vocab_size}_b{self.batch}_n{self.steps}_s{self.seed}"
 
 
 def main() -> None:
@@ -120,11 +121,9 @@ def main() -> None:
     if options.usual is not None:
         compare_with_baseline(texts, options)
         return
-    axes = (options.sizes, options.vocab_sizes, options.batch, options.steps, options.variants, options.seeds)
-    runs = [
-        Run(name, variant, size, vocab_size, batch, steps, seed)
-        for size, vocab_size, batch, steps, variant, seed in itertools.product(*axes)
-    ]
+    corpora = [name]
+    axes = (corpora, options.variants, options.sizes, options.vocab_sizes, options.batch, options.steps, options.seeds)
+    runs = [Run(*values) for values in itertools.product(*axes)]
     results = options.work / "results.jsonl"
     results.touch()
     done = {Run(**{field.name: row[field.name] for field in fields(Run)}): row for row in read_rows(results)}
@@ -132,12 +131,14 @@ def main() -> None:
         if run not in done:
             done[run] = train(run, make_data(run, options, texts), options, texts)
             append_rows(results, [done[run]])
-    if options.split == "dev":
-        print("\n" + results_table([done[run] for run in runs]))
-        return
-    for run in runs:
-        score = score_of(options.work / "runs" / run.key / "model", texts["test"], options)
-        print(f"{run.key}: {score:.4f} nats per byte of masked words (test)")
+    rows = [done[run] for run in runs]
+    if options.split == "test":
+        models = [options.work / "runs" / run.key / "model" for run in runs]
+        rows = [
+            {**row, "nats_per_byte": score_of(model, texts["test"], options)}
+            for row, model in zip(rows, models, strict=True)
+        ]
+    print(f"\n{results_table(rows)}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -148,7 +149,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=["base"], help=f"{', '.join(VARIANTS)}, KEY=VALUE, or a+b")
     parser.add_argument("--sizes", nargs="+", default=["2x128"], help="layers x hidden size")
     parser.add_argument("--vocab-sizes", nargs="+", type=int, default=[8192])
-    parser.add_argument("--batch", nargs="+", type=int, default=[32], help="examples per step")
+    parser.add_argument(
+        "--batch",
+        nargs="+",
+        type=int,
+        default=[32],
+        help="examples per step",
+    )
     parser.add_argument("--steps", nargs="+", type=int, default=[1200])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per run")
@@ -193,18 +200,38 @@ def make_data(run: Run, options: argparse.Namespace, texts: Mapping[str, Path]) 
     """Make the vocabulary and the data of a run, unless a run with the same settings has made them."""
     settings = {key: value for key, value in run.settings.items() if key.startswith(DATA_SECTIONS)}
     settings["data.language"] = options.language
-    vocab_settings = {key: value for key, value in settings.items() if key != "data.max_seq_length"}
-    folder = texts["train"].parent
-    vocab = folder / f"vocab-{_digest(vocab_settings)}"
-    data = folder / f"data-{_digest(settings)}"
-    run_package("vocab", texts["train"], "--output", vocab, settings=vocab_settings)
-    folders = ["--vocab", vocab, "--output", data, "--validation", texts["validation"]]
-    run_package("make-data", texts["train"], *folders, settings=settings)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    folder = texts["train"].with_name(f"data-{digest}")
+    return make_folders(
+        texts["train"],
+        folder,
+        settings,
+        "--validation",
+        texts["validation"],
+    )
+
+
+def make_folders(text: Path, folder: Path, settings: Mapping[str, object], *flags: object) -> Path:
+    """Make a vocabulary and data, and return the data folder; both commands skip finished outputs."""
+    vocab, data = folder / "vocab", folder / "data"
+    run_package(
+        "vocab",
+        text,
+        "--output",
+        vocab,
+        settings=settings,
+    )
+    run_package(
+        "make-data",
+        text,
+        "--vocab",
+        vocab,
+        "--output",
+        data,
+        *flags,
+        settings=settings,
+    )
     return data
-
-
-def _digest(settings: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str, Path]) -> Row:
@@ -213,7 +240,15 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     settings = {key: value for key, value in run.settings.items() if not key.startswith(DATA_SECTIONS)}
     settings |= {"train.eval_every": run.steps, "train.save_every": run.steps, "train.log_every": 50}
     settings["train.device"] = options.device
-    usage = run_package("train", "--data", data, "--output", folder, settings=settings, threads=options.threads)
+    usage = run_package(
+        "train",
+        "--data",
+        data,
+        "--output",
+        folder,
+        settings=settings,
+        threads=options.threads,
+    )
     last: Row = {}
     for line in read_rows(folder / "metrics.jsonl"):
         last |= line
@@ -259,11 +294,11 @@ mean_and_range = partial(spread, middle=statistics.mean)
 
 def compare_with_baseline(texts: Mapping[str, Path], options: argparse.Namespace) -> None:
     """Train with both methods and all seeds, and print the scores on the test split."""
-    data = baseline_data(texts["train"], options)
+    settings = {**BASELINE_DATA, "data.language": options.language}
+    data = make_folders(texts["train"], texts["train"].with_name("usual-data"), settings)
     scores: dict[str, list[float]] = {"usual": [], "auto": []}
     for seed, method in itertools.product(options.seeds, scores):
         model = texts["train"].parent / f"{method}-{options.usual:g}m-s{seed}"
-        begin = time.perf_counter()
         if method == "usual" and not model.exists():
             arguments = [data, model, seed, options.threads, options.device, 60 * options.usual]
             # A new process, so that the runs do not share state.
@@ -274,25 +309,20 @@ def compare_with_baseline(texts: Mapping[str, Path], options: argparse.Namespace
             words = ("run", "auto", texts["train"], "--time", f"{seconds:g}s", "--output", model)
             run_package(*words, settings=settings)
             model = model / "train" / "model"
-        seconds = time.perf_counter() - begin
         scores[method].append(score_of(model, texts["test"], options))
-        print(f"{method}, seed {seed}: {seconds:.0f} s, {scores[method][-1]:.4f} nats per byte", flush=True)
+        print(f"{method}, seed {seed}: {scores[method][-1]:.4f} nats per byte", flush=True)
     for method, values in scores.items():
         print(f"{method}: {mean_and_range(values, '.4f')} nats per byte of masked words")
 
 
-def baseline_data(text: Path, options: argparse.Namespace) -> Path:
-    """Make the vocabulary and the data of the baseline; both commands skip finished outputs."""
-    vocab = text.with_name(f"vocab-{BASELINE_VOCAB_SIZE}")
-    data = text.with_name(f"usual-{BASELINE_LENGTH}")
-    language = {"data.language": options.language}
-    run_package("vocab", text, "--output", vocab, settings={**language, "vocab.size": BASELINE_VOCAB_SIZE})
-    settings = {**language, "data.max_seq_length": BASELINE_LENGTH, "data.dupe_factor": 1}
-    run_package("make-data", text, "--vocab", vocab, "--output", data, settings=settings)
-    return data
-
-
-def train_baseline(data: str, output: str, seed: str, threads: str, device_name: str, seconds: str) -> None:
+def train_baseline(
+    data: str,
+    output: str,
+    seed: str,
+    threads: str,
+    device_name: str,
+    seconds: str,
+) -> None:
     """Train `BertForPreTraining` of `transformers` for a number of seconds, and save it."""
     from bench_train import Peer
     from transformers import AutoTokenizer

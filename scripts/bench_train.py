@@ -15,7 +15,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
-import os
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, append_rows, parser_of, table, table_line
+from measure import ROOT, Row, append_rows, environment, parser_of, table, table_line
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.data_folder import DataFolder
@@ -73,7 +72,15 @@ class Recipe:
         device = devices.choose_device(arguments.device)
         precision = devices.choose_precision(arguments.precision, device)
         vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
-        return cls(folder, device, precision, vocab_size, size, arguments.examples, arguments.dropout)
+        return cls(
+            folder,
+            device,
+            precision,
+            vocab_size,
+            size,
+            arguments.examples,
+            arguments.dropout,
+        )
 
     def model_config(self) -> ModelConfig:
         layers, hidden = map(int, self.size.split("x"))
@@ -89,7 +96,11 @@ class Recipe:
 
     def batches(self, tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False) -> TrainingData:
         return TrainingData(
-            self.folder, seed=SEED, global_batch_size=self.examples, micro_batch_tokens=tokens, static_shapes=compiled
+            self.folder,
+            seed=SEED,
+            global_batch_size=self.examples,
+            micro_batch_tokens=tokens,
+            static_shapes=compiled,
         )
 
 
@@ -125,9 +136,15 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add_step_arguments(parser, examples=64, dropout=0.1)
-    parser.add_argument("--sizes", "--size", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
+    parser.add_argument(
+        "--sizes",
+        "--size",
+        nargs="+",
+        default=["2x128", "4x256"],
+        help="layers x hidden size",
+    )
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
+    parser.add_argument("--peers", nargs="+", choices=["eager", "compiled"])
     parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit to compare with")
     parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -155,7 +172,14 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
                 times[name][pair] = request(contestant, "step")
         memory = {name: request(contestant, "peak") for name, contestant in contestants.items()}
     for name in contestants:
-        row = result_row(recipe, name, batch, times[name], float(np.median(flops)), memory[name])
+        row = result_row(
+            recipe,
+            name,
+            batch,
+            times[name],
+            float(np.median(flops)),
+            memory[name],
+        )
         if name != "ours":
             row |= ratios(times, memory, name)
         print(table_line(cells(row)), flush=True)
@@ -164,7 +188,12 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
 
 
 def result_row(
-    recipe: Recipe, name: str, batch: GlobalBatch, times: np.ndarray, product_flops: float, memory: float
+    recipe: Recipe,
+    name: str,
+    batch: GlobalBatch,
+    times: np.ndarray,
+    product_flops: float,
+    memory: float,
 ) -> Row:
     """Return the row of a contestant. In keys that end in `over_it`, "it" is the contestant of the row.
 
@@ -227,15 +256,19 @@ def cells(row: Row) -> list[str]:
 
 def start(name: str, size: str, arguments: argparse.Namespace) -> "subprocess.Popen[str]":
     """Start the process of a contestant. It ends when its standard input is closed."""
-    script, environment = Path(__file__).resolve(), dict(os.environ)
-    if name == "old":
-        name, script = "ours", arguments.old.resolve() / "scripts" / script.name
-        paths = (str(script.parents[1]), environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    command = [sys.executable, str(script), str(arguments.data), "--contestant", name, "--sizes", size]
+    checkout = arguments.old.resolve() if name == "old" else ROOT
+    script = checkout / "scripts" / "bench_train.py"
+    contestant = "ours" if name == "old" else name
+    command = [sys.executable, str(script), str(arguments.data), "--contestant", contestant, "--sizes", size]
     for option in ("examples", "device", "precision", "dropout", "vocab_size"):
         command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(checkout=checkout),
+    )
 
 
 def request(contestant: "subprocess.Popen[str]", name: str) -> float:
@@ -257,8 +290,8 @@ def serve(recipe: Recipe, name: str) -> None:
     memory_before = initial_memory(recipe.device)
     step: Callable[[], object]
     if name == "ours":
-        ours, (batch,) = build(recipe, 1)
-        step = partial(ours.take, batch)
+        take, (batch,) = build(recipe, 1)
+        step = partial(take, batch)
     else:
         step = peer_step(recipe, compiled=name == "compiled")
     for request in sys.stdin:
@@ -267,33 +300,41 @@ def serve(recipe: Recipe, name: str) -> None:
         print(answer, file=answers, flush=True)
 
 
-class Step:
-    """Our training step with its state."""
-
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
-        self._graphs = StepGraphs(runner.model, runner.state.optimizers) if runner.is_compiled else None
-
-    def take(self, batch: GlobalBatch) -> None:
-        self._runner.state.sums.zero_()
-        self._runner.step(batch, self._graphs)
-
-
-def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
-    """Return our training step, and its first batches on the device."""
+def build(recipe: Recipe, num_batches: int) -> tuple[Callable[[GlobalBatch], None], list[GlobalBatch]]:
+    """Return a function that takes our training step, and the first batches on the device."""
     cores.owns_process = True
     devices.configure_cpu(recipe.device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, "precision": recipe.precision.name})
     length = recipe.folder.max_seq_length
-    runner = StepRunner(recipe.model_config(), length, recipe.vocab_size, train, recipe.device, is_timed=True)
+    runner = StepRunner(
+        recipe.model_config(),
+        length,
+        recipe.vocab_size,
+        train,
+        recipe.device,
+        is_timed=True,
+    )
+    graphs = StepGraphs(runner.model, runner.state.optimizers) if runner.is_compiled else None
     data = recipe.batches(runner.micro_batch_tokens(train), runner.is_compiled)
-    return Step(runner), [data.global_batch(number).to(recipe.device) for number in range(num_batches)]
+
+    def take(batch: GlobalBatch) -> None:
+        runner.state.sums.zero_()
+        runner.step(batch, graphs)
+
+    return take, [data.global_batch(number).to(recipe.device) for number in range(num_batches)]
 
 
 class Peer:
     """The training step of `BertForPreTraining` of transformers with AdamW. Inputs are padded batches."""
 
-    def __init__(self, config: Row, device: torch.device, dtype: torch.dtype, *, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        config: Row,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        compiled: bool = False,
+    ) -> None:
         import transformers
 
         self.model: Any = transformers.BertForPreTraining(transformers.BertConfig(**config)).train()

@@ -10,7 +10,6 @@ interval over rows and models, and the median seconds. The ways:
 
     defaults     `finetune classify` with its defaults
     untrained    the same with randomly initialized weights
-    own rate     random weights with AdamW at 3e-4 or 1e-3, the better one on validation rows
     words        logistic regression on word counts; for Chinese, on counts of characters and character pairs
     trainer      the Trainer of `transformers` with the learning rate and epochs in the model card
 
@@ -19,14 +18,12 @@ appended to the file `--record`, and all its records are plotted to a .png file 
 """
 
 import argparse
-import json
 import random
 import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +34,22 @@ from measure import ROOT, Row, append_rows, parser_of, read_rows, spread, table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForPreTraining, Trainer
 
 from bert_pretrain.finetune.baselines import fit_and_predict_tfidf
-from bert_pretrain.finetune.run import METRICS, finetune
-from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.run import finetune
 
 Way = Callable[[Path, "Split"], list[str]]  # (model, split) to predicted labels
 RECORD = ROOT / "docs" / "use.jsonl"
-OWN_RATES = [Settings(learning_rate=rate) for rate in (3e-4, 1e-3)]
 
 
 class Split:
     """The rows of a task to train on, and the rows to score for one model."""
 
-    def __init__(self, folder: Path, task: str, split: str, model_number: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        task: str,
+        split: str,
+        model_number: int,
+    ) -> None:
         rows = read_rows(folder / f"{task}.train.jsonl")
         random.Random(7).shuffle(rows)
         tenth = len(rows) // 10
@@ -68,21 +69,21 @@ def labels_of(rows: Sequence[Row], key: str = "label") -> list[str]:
     return [str(row[key]) for row in rows]
 
 
-def finetuned(model: Path, split: Split, settings: Sequence[Settings]) -> list[str]:
-    """Return the predictions of `finetune classify` with the settings that are best on validation rows."""
-    results = []
+def finetuned(model: Path, split: Split) -> list[str]:
+    """Return the predictions of `finetune classify`."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        train, test = folder / "train.jsonl", folder / "test.jsonl"
+        train, test = Path(name, "train.jsonl"), Path(name, "test.jsonl")
         append_rows(train, split.train)
         append_rows(test, split.scored)
-        for number, each in enumerate(settings):
-            output = folder / str(number)
-            finetune("classify", model, train=str(train), test=str(test), output=output, settings=each)
-            report = json.loads((output / METRICS).read_text(encoding="utf-8"))
-            predictions = labels_of(read_rows(output / "predictions.jsonl"), "prediction")
-            results.append((report["validation"]["accuracy"], predictions))
-    return max(results, key=lambda result: result[0])[1]
+        output = Path(name, "tuned")
+        finetune(
+            "classify",
+            model,
+            train=str(train),
+            test=str(test),
+            output=output,
+        )
+        return labels_of(read_rows(output / "predictions.jsonl"), "prediction")
 
 
 def with_random_weights(way: Way) -> Way:
@@ -134,19 +135,17 @@ def trainer(model: Path, split: Split) -> list[str]:
     return [split.classes[index] for index in scores.argmax(axis=1)]
 
 
-defaults: Way = partial(finetuned, settings=[Settings()])
 WAYS: Mapping[str, Way] = {
-    "defaults": defaults,
-    "untrained": with_random_weights(defaults),
-    "own rate": with_random_weights(partial(finetuned, settings=OWN_RATES)),
+    "defaults": finetuned,
+    "untrained": with_random_weights(finetuned),
     "words": words,
     "trainer": trainer,
 }
 
 
 def network_of(model: Path) -> str:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return f"L{config['num_hidden_layers']}-H{config['hidden_size']}"
+    config = transformers.AutoConfig.from_pretrained(model)
+    return f"L{config.num_hidden_layers}-H{config.hidden_size}"
 
 
 def interval(correct: np.ndarray, other: np.ndarray) -> tuple[float, float]:
@@ -161,7 +160,7 @@ def interval(correct: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(difference.mean()), 1.96 * float(np.sqrt(variance))
 
 
-# Ways without pretraining, plotted as horizontal lines.
+# Ways without pretraining, plotted as horizontal lines. The first is in the records only.
 LINES = {"own rate": ("--", "untrained, own best rate"), "words": (":", "word counts")}
 
 
@@ -182,7 +181,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 axes.axhline(means.mean(), color="gray", linestyle=style, label=label)
                 continue
             ranges = [means - [*map(min, curve.values())], [*map(max, curve.values())] - means]
-            axes.errorbar(list(curve), means, yerr=ranges, marker="os^v"[number % 4], capsize=3, label=name)
+            axes.errorbar(
+                list(curve),
+                means,
+                yerr=ranges,
+                marker="os^v"[number % 4],
+                capsize=3,
+                label=name,
+            )
         axes.set(title=task, xscale="log", xlabel="minutes of two cores", ylabel="accuracy, %")
         axes.set_xticks(times, [f"{time:g}" for time in times])
         axes.minorticks_off()
@@ -197,7 +203,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=["en_subj", "en_trec"])
     parser.add_argument("--ways", nargs="+", default=["defaults", "untrained", "words"], choices=WAYS)
-    parser.add_argument("--minutes", type=float, nargs="+", default=[], help="pretraining time of each model")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        nargs="+",
+        default=[],
+        help="pretraining time of each model",
+    )
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
     options = parser.parse_args()

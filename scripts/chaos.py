@@ -173,7 +173,8 @@ def _run_damaged(trial: Trial, files: Sequence[Path]) -> str:
         return trial.repeat()
     file = trial.draw.choice(files)
     name = file.relative_to(trial.folder)
-    original, status = file.read_bytes(), file.stat()
+    undamaged = trial.bench.logs / "undamaged"
+    shutil.copy2(file, undamaged)
     how = f"{damage(file, trial.draw)} {name}"
     trial.log.append({"damage": how})
     damaged = file.read_bytes() if file.exists() else None
@@ -184,13 +185,18 @@ def _run_damaged(trial: Trial, files: Sequence[Path]) -> str:
             return UNCHECKED  # the damaged configuration is valid, and asks for a longer training
         raise
     if child.code:
-        return _repeat_undamaged(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
+        return _repeat_undamaged(trial, file, undamaged, how)
     differences = trial.differences(child)
     if differences and name.parts[0] in chaos_trial.USER_FILES:
         return UNCHECKED
     after = file.read_bytes() if file.exists() else None
-    is_unrepaired = damaged != original and after == damaged and (trial.bench.finished(trial.command) / name).exists()
-    if is_unrepaired and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
+    is_unrepaired = after == damaged != undamaged.read_bytes()
+    if (
+        is_unrepaired
+        and (trial.bench.finished(trial.command) / name).exists()
+        and name.parts[0] in trial.command.outputs
+        and set(differences) <= {str(name)}
+    ):
         if chaos_trial.NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
             return UNCHECKED
         if any(line.startswith("warning: ") and file.name in line for line in child.stdout().splitlines()):
@@ -207,11 +213,10 @@ def _is_older_checkpoint(trial: Trial, file: Path) -> bool:
     return checkpoint is not None and (trial.verifies or checkpoint != max(checkpoint.parent.glob("step-*")))
 
 
-def _repeat_undamaged(trial: Trial, file: Path, original: bytes, times: tuple[int, int], how: str) -> str:
+def _repeat_undamaged(trial: Trial, file: Path, undamaged: Path, how: str) -> str:
     """Restore a file after an error message, and check that the command succeeds."""
     if file.parent.is_dir():
-        file.write_bytes(original)
-        os.utime(file, ns=times)  # part of the identity of an input
+        shutil.copy2(undamaged, file)  # with its times, which are part of the identity of an input
     try:
         trial.repeat()
     except Defect as defect:
@@ -276,9 +281,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=1000, help="number of faults")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of the faults to repeat")
+    parser.add_argument(
+        "--only",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of the faults to repeat",
+    )
     names = [command.name for command in COMMANDS]
-    parser.add_argument("--commands", nargs="+", choices=names, default=names, help="all by default")
+    parser.add_argument(
+        "--commands",
+        nargs="+",
+        choices=names,
+        default=names,
+        help="all by default",
+    )
     parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="JSON lines, one per fault")
     return parser.parse_args()
 

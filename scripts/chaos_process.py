@@ -106,7 +106,12 @@ class Child:
 
 
 def fork(
-    function: Action, folder: Path, logs: Path, *, plant: Action | None = None, environment: Mapping[str, str] = {}
+    function: Action,
+    folder: Path,
+    logs: Path,
+    *,
+    plant: Action | None = None,
+    environment: Mapping[str, str] = {},
 ) -> Child:
     """Call `plant`, which plants a fault, and then `function` in a fork with the working directory `folder`.
 
@@ -157,7 +162,14 @@ def _redirect(child: Child) -> None:
         os.close(opened)
     # New objects, because those of the parent may have text in their buffers, or be replaced by pytest.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2,
+        "w",
+        encoding="utf-8",
+        closefd=False,
+        buffering=1,
+        errors="backslashreplace",
+    )
 
 
 def _call(function: Action) -> int:
@@ -259,5 +271,11 @@ def remount(folder: Path, options: str = "size=1g") -> None:
 
 
 def _mount(folder: Path, flags: int, options: str) -> None:
-    if _libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, options.encode()):
+    if _libc.mount(
+        b"tmpfs",
+        str(folder).encode(),
+        b"tmpfs",
+        flags,
+        options.encode(),
+    ):
         raise OSError(ctypes.get_errno(), "mount")

@@ -304,7 +304,15 @@ class Trial:
             if ranks > 1:
                 environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(number))
             planted, logs = plant if number == rank else None, self.bench.logs / f"{len(self.log)}-{number}"
-            children.append(fork(run, self.folder, logs, plant=planted, environment=environment))
+            children.append(
+                fork(
+                    run,
+                    self.folder,
+                    logs,
+                    plant=planted,
+                    environment=environment,
+                )
+            )
         return children
 
     def wait(self, children: Sequence[Child]) -> None:

@@ -22,7 +22,13 @@ from bert_pretrain.plan.law import Curve
 from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE
 
 RUNS = ROOT / "docs" / "measured_runs.jsonl"
-START = Curve(2.4, 0.3, 0.25, 50.0, 0.0)
+START = Curve(
+    2.4,
+    0.3,
+    0.25,
+    50.0,
+    0.0,
+)
 # A lower bound: without long runs the fit does not determine the floor. Devlin et al. (2018, table 6) imply 2.5.
 MIN_FLOOR = 2.0
 ENGLISH_CONSTANTS = ("floor", "first", "power", "lost_steps")
@@ -51,7 +57,13 @@ def start_of(row: Row) -> float:
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss that a curve predicts for a run."""
     weights, tokens = size_of(row).weights / 1e6, effective_tokens(row)
-    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"], start=start_of(row))
+    loss = curve.loss(
+        weights,
+        tokens,
+        row["steps"],
+        row["tokens"] / row["steps"],
+        start=start_of(row),
+    )
     return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
 
@@ -121,21 +133,19 @@ def left_out(rows: Sequence[Row]) -> list[tuple[str, Row, float, bool]]:
     english = _of_language(rows, "en")
     below, above = law.MARGINS_BEYOND
     forecasts = []
-    groups: list[tuple[Callable[[Row], Any], str]] = [(size_of, ""), (batch_of, "batches of {:,} tokens")]
-    for key, name in groups:
-        for value in sorted({key(row) for row in english}):
+    groups: dict[str, Callable[[Row], Any]] = {"size": size_of, "batch": batch_of}
+    for name, key in groups.items():
+        for value in sorted(set(map(key, english))):
             curve = fit([row for row in english if key(row) != value], START, ENGLISH_CONSTANTS)
-            for row in english:
-                if key(row) == value:
-                    loss = loss_of(curve, row)
-                    low, high = loss * (1.0 - curve.spread - below), loss * (1.0 + curve.spread + above)
-                    is_inside = low <= row["mlm_loss"] <= high
-                    forecasts.append((name.format(value) or str(value), row, loss, is_inside))
+            for row in (row for row in english if key(row) == value):
+                loss = loss_of(curve, row)
+                is_inside = -curve.spread - below <= row["mlm_loss"] / loss - 1.0 <= curve.spread + above
+                forecasts.append((f"{name} {value}", row, loss, is_inside))
     return forecasts
 
 
 def _of_language(rows: Sequence[Row], language: str) -> list[Row]:
-    return [row for row in rows if (row["language"] == "zh") == (language == "zh")]
+    return [row for row in rows if row["language"] == language]
 
 
 def main() -> None:
@@ -169,23 +179,26 @@ def draw(rows: Sequence[Row], curves: dict[str, Curve], path: Path) -> None:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     colours = {size: f"C{number}" for number, size in enumerate(sorted({size_of(row) for row in rows}))}
-    for axes, (language, title) in zip(
-        figure.subplots(1, 2, sharey=True), (("en", "English"), ("zh", "Chinese")), strict=True
-    ):
+    batch = law.BATCHES[0]
+    tokens = np.geomspace(min(row["tokens"] for row in rows), 100e6, 80)
+    for axes, language in zip(figure.subplots(1, 2, sharey=True), curves, strict=True):
         runs = [row for row in _of_language(rows, language) if not start_of(row)]
-        batch = law.BATCHES[0]
-        tokens = np.geomspace(min(row["tokens"] for row in rows), 100e6, 80)
         for size in sorted({size_of(row) for row in runs}):
             losses = [curves[language].loss(size.weights / 1e6, each / 1e6, each / batch, batch) for each in tokens]
-            axes.plot(tokens, losses, color=colours[size], linewidth=1, label=f"{size}, fitted")
+            axes.plot(
+                tokens,
+                losses,
+                color=colours[size],
+                linewidth=1,
+                label=f"{size}, fitted",
+            )
             measured = [(row["tokens"], row["mlm_loss"]) for row in runs if size_of(row) == size]
             axes.scatter(*zip(*measured, strict=True), color=colours[size], label=f"{size}, measured")
-        axes.set(xscale="log", xlabel="tokens seen", title=title)
+        axes.set(xscale="log", xlabel="tokens seen", title={"en": "English", "zh": "Chinese"}[language])
         axes.grid(alpha=0.3)
         axes.legend()
     figure.axes[0].set_ylabel("held-out loss, nats per masked token")
     figure.savefig(path, dpi=110)
-    print(f"picture: {path}")
 
 
 if __name__ == "__main__":

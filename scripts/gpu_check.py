@@ -69,10 +69,28 @@ def make_parts(options: argparse.Namespace) -> list[Part]:
     parts = [
         _examples(options),
         _tests(options),
-        _bench(options, "bench-small", "4x256", 128, 256),
+        _bench(
+            options,
+            "bench-small",
+            "4x256",
+            128,
+            256,
+        ),
         _auto(options),
-        _bench(options, "bench-base", "12x768", 128, 256),
-        _bench(options, "bench-large", "24x1024", 512, 32),
+        _bench(
+            options,
+            "bench-base",
+            "12x768",
+            128,
+            256,
+        ),
+        _bench(
+            options,
+            "bench-large",
+            "24x1024",
+            512,
+            32,
+        ),
         _profile(options),
     ]
     # A CPU is slower: with --small a limit only stops a part that hangs.
@@ -118,24 +136,50 @@ def _tests(options: argparse.Namespace) -> Part:
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     marked = [path.relative_to(ROOT) for path in paths if gpu_mark.search(path.read_text("utf-8"))]
     parallel = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
-    command = _python("-m", "pytest", "-m", "gpu", "-q", "--tb=short", "-p", "no:cacheprovider", *parallel, *marked)
+    command = _python(*["-m", "pytest", "-m", "gpu", "-q", "--tb=short", "-p", "no:cacheprovider"], *parallel, *marked)
 
     def read() -> PartResult:
         last = _log(options.work, "tests").read_text("utf-8").splitlines()[-1:]
         return [], "".join(last).strip("= ")
 
-    return Part("tests", "tests marked gpu", lambda _: command, 120, 30, read)
+    return Part(
+        "tests",
+        "tests marked gpu",
+        lambda _: command,
+        120,
+        30,
+        read,
+    )
 
 
 def _examples(options: argparse.Namespace) -> Part:
     corpus, lines = _corpus(options)
     size = PYDOC_VOCAB_SIZE if options.corpus is None else BERT_VOCAB_SIZE
-    size, copies = (1000, 1) if options.small else (size, 5)
+    copies = 5
+    if options.small:
+        size, copies = 1000, 1
     vocab = options.work / "vocab"
-    lines.append(_package("vocab", corpus, "--output", vocab, "--vocab-size", size))
+    lines.append(
+        _package(
+            "vocab",
+            corpus,
+            "--output",
+            vocab,
+            "--vocab-size",
+            size,
+        )
+    )
     for length in LENGTHS:
         folders = ("--vocab", vocab, "--output", _manifest(options, length).parent)
-        lines.append(_package("make-data", corpus, *folders, max_seq_length=length, dupe_factor=copies))
+        lines.append(
+            _package(
+                "make-data",
+                corpus,
+                *folders,
+                max_seq_length=length,
+                dupe_factor=copies,
+            )
+        )
 
     def read() -> PartResult:
         rows = []
@@ -146,14 +190,27 @@ def _examples(options: argparse.Namespace) -> Part:
         return rows, ""
 
     title = f"examples of 128 and 512 tokens from {corpus.name}"
-    return Part("examples", title, lambda _: "\n".join(lines), 150, 20, read)
+    return Part(
+        "examples",
+        title,
+        lambda _: "\n".join(lines),
+        150,
+        20,
+        read,
+    )
 
 
 # ── speed ──
 
 
 def _measured(
-    options: argparse.Namespace, name: str, script: str, size: str, length: int, examples: int, *more: object
+    options: argparse.Namespace,
+    name: str,
+    script: str,
+    size: str,
+    length: int,
+    examples: int,
+    *more: object,
 ) -> Part:
     """Return a part that runs `bench_train.py` or `gpu_profile.py`."""
     shape: list[object] = ["--examples", examples, "--vocab-size", BERT_VOCAB_SIZE]
@@ -164,17 +221,52 @@ def _measured(
     shared = ["--size", size, "--device", options.device, "--json", rows, *shape]
     command = _python(ROOT / "scripts" / script, needs.parent, *shared, *more)
     title = f"{name.partition('-')[0]} of L{size.replace('x', '-H')} at {length}"
-    return Part(name, title, lambda _: command, 140, 40, lambda: (read_rows(rows), ""), needs)
+    return Part(
+        name,
+        title,
+        lambda _: command,
+        140,
+        40,
+        lambda: (read_rows(rows), ""),
+        needs,
+    )
 
 
-def _bench(options: argparse.Namespace, name: str, size: str, length: int, examples: int) -> Part:
+def _bench(
+    options: argparse.Namespace,
+    name: str,
+    size: str,
+    length: int,
+    examples: int,
+) -> Part:
     old = [] if options.old is None else ["--old", options.old, "--peers", "compiled"]
     pairs = 2 if options.small else 7
-    return _measured(options, name, "bench_train.py", size, length, examples, "--pairs", pairs, "--dropout", 0, *old)
+    return _measured(
+        options,
+        name,
+        "bench_train.py",
+        size,
+        length,
+        examples,
+        "--pairs",
+        pairs,
+        "--dropout",
+        0,
+        *old,
+    )
 
 
 def _profile(options: argparse.Namespace) -> Part:
-    part = _measured(options, "profile", "gpu_profile.py", "12x768", 128, 256, "--output", options.output)
+    part = _measured(
+        options,
+        "profile",
+        "gpu_profile.py",
+        "12x768",
+        128,
+        256,
+        "--output",
+        options.output,
+    )
     return replace(part, limit=80, min_seconds=30)
 
 
@@ -185,7 +277,17 @@ def _auto(options: argparse.Namespace) -> Part:
 
     def script(seconds: float) -> str:
         time = f"{max(min(budget, seconds - overhead), 1.0):.0f}s"
-        command = _package("run", "auto", corpus, "--time", time, "--output", run, "--device", options.device)
+        command = _package(
+            "run",
+            "auto",
+            corpus,
+            "--time",
+            time,
+            "--output",
+            run,
+            "--device",
+            options.device,
+        )
         return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
 
     def read() -> PartResult:
@@ -193,7 +295,14 @@ def _auto(options: argparse.Namespace) -> Part:
         return [{**_read_run(run / "train"), "forecast": forecast[-1] if forecast else None}], ""
 
     title = f"run auto for {budget:.0f} s"
-    return Part("auto", title, script, budget + overhead, overhead + MIN_AUTO_SECONDS, read)
+    return Part(
+        "auto",
+        title,
+        script,
+        budget + overhead,
+        overhead + MIN_AUTO_SECONDS,
+        read,
+    )
 
 
 def _read_run(run: Path) -> Row:
@@ -290,12 +399,25 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("output", type=Path, nargs="?", metavar="FOLDER", help="for the results; a new one by default")
+    parser.add_argument(
+        "output",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="for the results; a new one by default",
+    )
     default = float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
     limit_help = f"seconds in total; default: $GPU_CHECK_LIMIT or {DEFAULT_LIMIT:.0f}"
     parser.add_argument("--limit", type=float, default=default, help=limit_help)
     names = ", ".join(PART_NAMES)
-    parser.add_argument("--parts", nargs="+", choices=PART_NAMES, default=PART_NAMES, metavar="NAME", help=names)
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PART_NAMES,
+        default=PART_NAMES,
+        metavar="NAME",
+        help=names,
+    )
     parser.add_argument("--corpus", type=Path, help="text for the examples; default: the documentation of Python")
     parser.add_argument("--work", type=Path, help="folder for examples and runs; existing examples are reused")
     parser.add_argument("--old", type=Path, help="checkout of an older commit, to time next to this one")
@@ -329,9 +451,10 @@ def machine_row() -> Row:
 def _output_of(command: Sequence[str]) -> str | None:
     """Return the output of a command, or None if it fails or does not exist."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip() or None
+        printed = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=120)
     except (OSError, subprocess.SubprocessError):
         return None
+    return printed.strip() or None
 
 
 def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:

@@ -53,10 +53,10 @@ class Event(NamedTuple):
 
 def profile(arguments: argparse.Namespace) -> None:
     recipe = Recipe.of(arguments, arguments.size)
-    step, batches = build(recipe, 3)
+    take, batches = build(recipe, 3)
     for batch in batches:
-        step.take(batch)
-    seconds = statistics.median(step_times(lambda: step.take(batches[0]), 2 * arguments.steps, recipe.device))
+        take(batch)
+    seconds = statistics.median(step_times(lambda: take(batches[0]), 2 * arguments.steps, recipe.device))
     arguments.output.mkdir(parents=True, exist_ok=True)
     trace = arguments.output / "profile-trace.json"
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -64,7 +64,7 @@ def profile(arguments: argparse.Namespace) -> None:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(arguments.steps):
-            step.take(batches[0])
+            take(batches[0])
         wait_for(recipe.device)
     profiler.export_chrome_trace(str(trace))
     rows = summarize(events_of(json.loads(trace.read_text())), arguments.steps)

@@ -40,9 +40,9 @@ def package_command(*words: object, settings: Mapping[str, object] = {}) -> list
     return command
 
 
-def environment(threads: int | None = None) -> dict[str, str]:
-    """Return the environment of a measured process: this checkout on the path, and a number of OpenMP threads."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def environment(threads: int | None = None, checkout: Path = ROOT) -> dict[str, str]:
+    """Return the environment of a measured process: a checkout on the path, and a number of OpenMP threads."""
+    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
     limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": path, **limit}
 

@@ -41,4 +41,4 @@ def test_command_prints_all_rows_and_the_scaling_table(english_text, chinese_tex
     assert len(rows) == 7
     for name, ours, peer, *_ in rows:
         assert all(float(cell.split()[0]) > 0 for cell in (ours, peer)), name
-    assert sum(line.startswith("| ") for line in scaling.splitlines()) == 11
+    assert sum(line.startswith("| ") for line in scaling.splitlines()) == 10
