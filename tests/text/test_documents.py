@@ -13,6 +13,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -26,7 +27,7 @@ from bert_pretrain.io.manifest import Output
 from bert_pretrain.text import documents, readers, sources, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.reasons import describe_reasons, join_reasons
-from bert_pretrain.text.sources import finer_boundary, resolve
+from bert_pretrain.text.sources import Source, finer_boundary, resolve
 from tests.conftest import claim
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
@@ -64,7 +65,6 @@ FORMATS: dict[str, Callable[[Sequence[str]], bytes]] = {
     ".csv": as_csv,
     ".parquet": as_parquet,
 }
-BY_BLANK_LINES = DataConfig(document_boundary="blank_line")
 
 
 def write(path: Path, content: bytes | str) -> Path:
@@ -73,11 +73,21 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list[str], Counter[str]]:
+def sources_of(*inputs: object, **settings: Any) -> list[Source]:
+    """Return the sources of some inputs. Their documents end at blank lines, unless `settings` say otherwise."""
+    return resolve([str(item) for item in inputs], config_of(settings))
+
+
+def config_of(settings: dict[str, Any]) -> DataConfig:
+    return DataConfig(**{"document_boundary": "blank_line", **settings})
+
+
+def read_all(*inputs: object, **settings: Any) -> tuple[list[str], Counter[str]]:
     """Return the documents of some inputs, and what was counted."""
+    config = config_of(settings)
     counts: Counter[str] = Counter()
     texts, held = [], ""
-    for source in resolve([str(item) for item in inputs], config):
+    for source in sources_of(*inputs, **settings):
         for part in cut(source, documents.PART_BYTES):
             for passage in read(part, config, counts):
                 held += passage.text
@@ -89,9 +99,9 @@ def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list
     return texts, +counts
 
 
-def refusal(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> InputError:
+def refusal(*inputs: object, **settings: Any) -> InputError:
     with pytest.raises(InputError) as caught:
-        read_all(*inputs, config=config)
+        read_all(*inputs, **settings)
     assert caught.value.remedy
     return caught.value
 
@@ -104,13 +114,6 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, e
     if compression and ending == ".jsonl":  # files made by concatenation are read to the end
         halves = [COMPRESS[compression](as_jsonl(half)) for half in (TEXTS[:2], TEXTS[2:])]
         assert read_all(write(path, b"".join(halves)))[0] == TEXTS
-
-
-@pytest.mark.parametrize("blank", ["", " \t", "\u00a0", "\u3000 "])
-def test_line_of_blanks_separates_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
-    monkeypatch.setattr(documents, "PART_BYTES", 40)  # parts end at such lines, too
-    texts = [f"document {number}\nhas two lines" for number in range(20)]
-    assert read_all(write(tmp_path / "a.txt", f"\n{blank}\n".join(texts)))[0] == texts
 
 
 @pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
@@ -128,25 +131,26 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, ending: s
 
 
 def test_a_full_disk_is_not_a_damaged_file(tmp_path: Path) -> None:
-    (source,) = resolve([str(write(tmp_path / "a.txt", b"text"))], DataConfig())
+    (source,) = sources_of(write(tmp_path / "a.txt", "text"))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of a copy that is written while the file is read
     assert sources.damaged(source, full) is full
     assert isinstance(sources.damaged(source, OSError(errno.EIO, "error")), InputError)
 
 
 def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path, capsys) -> None:
-    for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md", ".x/._e.txt"]):
-        content = FORMATS[".jsonl" if name == "a.jsonl" else ".txt"]([f"number {number}"])
-        write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
+    for name in ("b.txt", "sub/c.txt", "README.md", ".x/._e.txt"):
+        write(tmp_path / name, name)
+    write(tmp_path / "a.jsonl", as_jsonl(["a.jsonl"]))
+    write(tmp_path / "sub/deep/d.txt.gz", gzip.compress(b"d"))
     write(tmp_path / "empty.txt", "")
-    assert read_all(tmp_path)[0] == ["number 1", "number 0", "number 2", "number 3"]
-    assert read_all(f"{tmp_path}/*.txt")[0] == ["number 0"]
-    assert capsys.readouterr().out.count(str(tmp_path / "empty.txt")) == 2
-    assert read_all(f"{tmp_path}/**/*.txt*")[0] == ["number 0", "number 2", "number 3"]
-    assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
+    assert read_all(tmp_path)[0] == ["a.jsonl", "b.txt", "sub/c.txt", "d"]
+    assert read_all(f"{tmp_path}/*.txt")[0] == ["b.txt"]
+    assert capsys.readouterr().out.count(f"{tmp_path}/empty.txt") == 2
+    assert read_all(f"{tmp_path}/**/*.txt*")[0] == ["b.txt", "sub/c.txt", "d"]
+    assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["b.txt", "a.jsonl"]
 
 
-def test_what_is_not_read_of_a_folder_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_read_of_a_folder_is_printed(tmp_path: Path, capsys) -> None:
     texts = {"B.TXT": "two", "a.txt": "one", "other/d.txt": "three", "other/time.json": '{"text": "noon"}'}
     texts |= {"sub/manifest.json": '{"text": "a manifest of others"}', "auto/plan.yaml": "", "timed/time.json": "{}"}
     texts |= dict.fromkeys(("auto/forecast.json", "auto/machine.json", "auto/time.json"), "{}")
@@ -167,22 +171,22 @@ def test_what_is_not_read_of_a_folder_is_printed(tmp_path: Path, capsys: pytest.
     assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
 
 
-def test_detection_is_independent_of_the_number_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DataConfig(encoding="auto")
+def test_detection_is_independent_of_the_number_of_tasks(tmp_path: Path, monkeypatch) -> None:
     for number in range(7):
-        encoding = ("utf-8", "utf-16")[number % 2]
-        (tmp_path / f"{number}.txt").write_text("One line.\nAnd another.\nA third.\n" * (number + 1), encoding=encoding)
-    alone = resolve([str(tmp_path)], config)
+        text = "One line.\nAnd another.\nA third.\n" * (number + 1)
+        write(tmp_path / f"{number}.txt", text.encode(("utf-8", "utf-16")[number % 2]))
+    settings = {"encoding": "auto", "document_boundary": "auto"}
+    alone = sources_of(tmp_path, **settings)
     monkeypatch.setattr(sources, "SOURCES_PER_TASK", 2)
-    assert resolve([str(tmp_path)], config) == alone
+    assert sources_of(tmp_path, **settings) == alone
     assert len({source.encoding for source in alone}) == 2
     assert {source.splitter for source in alone} == {"lines"}
-    (tmp_path / "5.txt.gz").write_bytes(b"no gzip")
+    write(tmp_path / "5.txt.gz", b"no gzip")
     with pytest.raises(InputError, match=r"5\.txt\.gz"):
-        resolve([str(tmp_path)], config)
+        sources_of(tmp_path, **settings)
 
 
-def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypatch) -> None:
     for number in range(24):
         num_long = 2 if number else 5
         block = "a transcript of speech\n" * num_long + "yes\n" * (8 - num_long) + "\n"
@@ -190,11 +194,11 @@ def test_files_of_unclear_layout_follow_the_other_files(tmp_path: Path, monkeypa
     write(tmp_path / "short.txt", "no marks\nand no blank line\nat all\n")
     write(tmp_path / "other.txt", "One sentence. And another one.\n\n" * 30)
     write(tmp_path / "rows.jsonl", as_jsonl(TEXTS))
-    (alone,) = resolve([str(tmp_path / "00.txt")], DataConfig())
+    (alone,) = sources_of(tmp_path / "00.txt", document_boundary="auto")
     assert alone.boundary == "file"
     for per_task in (1000, 5):
         monkeypatch.setattr(sources, "SOURCES_PER_TASK", per_task)
-        found = resolve([str(tmp_path)], DataConfig())
+        found = sources_of(tmp_path, document_boundary="auto")
         others = {os.path.basename(source.location): source.boundary for source in found if source.splitter != "lines"}
         assert others == {"other.txt": "file", "rows.jsonl": "record"}
 
@@ -217,20 +221,23 @@ def test_an_input_given_twice_is_refused(tmp_path: Path, second: str) -> None:
     assert "twice" in refusal(tmp_path / "a.txt", os.path.join(tmp_path, second)).what
 
 
-HOSTILE_TXT = [
-    ("line ends of Windows", b"a b.\r\nc.\r\n\r\nd.\r\n", ["a b.\r\nc.", "d."]),
-    ("blank lines with blanks", b"a.\n \t \nb.\n\r\nc.", ["a.", "b.", "c."]),
-    ("many blank lines", b"\n\n\na.\n\n \n\n\n\nb.\n\n\n", ["a.", "b."]),
-    ("a byte order mark", b"\xef\xbb\xbfa.\n\nb.", ["a.", "b."]),
-    ("joined files with byte order marks", b"\xef\xbb\xbfa.\n\n\xef\xbb\xbfb.\n\xef\xbb\xbf\nc.", ["a.", "b.", "c."]),
-    ("a form feed ends no document", b"a.\n\x0c\nb.\n\nc.", ["a.\n\x0c\nb.", "c."]),
-    ("NUL and other controls", b"a\x00b\x1bc.\n\nd.", ["a\x00b\x1bc.", "d."]),
-    ("no line end at the end", "ä".encode(), ["ä"]),
-]
+HOSTILE_TXT = {
+    "line ends of Windows": (b"a b.\r\nc.\r\n\r\nd.\r\n", ["a b.\r\nc.", "d."]),
+    "blank lines with blanks": (
+        "a.\n \t \nb.\n\r\nc.\n\u00a0\nd.\n\u3000 \ne.".encode(),
+        ["a.", "b.", "c.", "d.", "e."],
+    ),
+    "many blank lines": (b"\n\n\na.\n\n \n\n\n\nb.\n\n\n", ["a.", "b."]),
+    "a byte order mark": (b"\xef\xbb\xbfa.\n\nb.", ["a.", "b."]),
+    "joined files with byte order marks": (b"\xef\xbb\xbfa.\n\n\xef\xbb\xbfb.\n\xef\xbb\xbf\nc.", ["a.", "b.", "c."]),
+    "a form feed ends no document": (b"a.\n\x0c\nb.\n\nc.", ["a.\n\x0c\nb.", "c."]),
+    "NUL and other controls": (b"a\x00b\x1bc.\n\nd.", ["a\x00b\x1bc.", "d."]),
+    "no line end at the end": ("ä".encode(), ["ä"]),
+}
 
 
-@pytest.mark.parametrize(("reason", "content", "texts"), HOSTILE_TXT)
-def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[str]) -> None:
+@pytest.mark.parametrize(("content", "texts"), HOSTILE_TXT.values(), ids=HOSTILE_TXT)
+def test_txt_oddities(tmp_path: Path, content: bytes, texts: list[str]) -> None:
     assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
 
 
@@ -245,21 +252,27 @@ def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(tmp_path, endin
     texts[400] = "text number \ufffd\ufffd00"
     assert read_all(path) == (texts, Counter(invalid_utf8_characters=2))
     line = content[: content.index(b"\xff\xfe")].count(b"\n") + 1
-    assert refusal(path, config=BY_BLANK_LINES.model_copy(update={"strict": True})).where == f"{path}: line {line}"
+    assert refusal(path, strict=True).where == f"{path}: line {line}"
 
 
 @pytest.mark.parametrize(
     ("line", "strict"),
-    [("{broken", False), ('{"text": "a"} {"text": "b"}', False), ("5", True), ('{"text": ["a"]}', True),
-     ('{"text": null}', True), ("{}", True)],
-)  # fmt: skip
-def test_invalid_jsonl_is_refused_with_file_and_line(tmp_path, line, strict, monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        ("{broken", False),
+        ('{"text": "a"} {"text": "b"}', False),
+        ("5", True),
+        ('{"text": ["a"]}', True),
+        ('{"text": null}', True),
+        ("{}", True),
+    ],
+)
+def test_invalid_jsonl_is_refused_with_file_and_line(tmp_path, line, strict, monkeypatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 128)
     good = as_jsonl(["a"] * 50).decode()
     path = write(tmp_path / "a.jsonl", f"\n{good}\r\n{line}\n{good}")
     for part_bytes in (documents.PART_BYTES, 300):
         monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
-        assert refusal(path, config=BY_BLANK_LINES.model_copy(update={"strict": strict})).where == f"{path}: line 53"
+        assert refusal(path, strict=strict).where == f"{path}: line 53"
 
 
 @pytest.mark.parametrize("line", ["5", '["a"]', '{"text": 12345}', '{"text": ["a"]}', '{"text": {"a": "b"}}'])
@@ -288,9 +301,7 @@ def test_odd_values_of_json_and_csv(tmp_path: Path) -> None:
     assert refusal(path).where == f"{path}: line 4"
 
 
-def test_records_without_the_text_field_are_skipped_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_without_the_text_field_are_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
     path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
@@ -312,45 +323,43 @@ def test_several_text_fields_are_joined_by_blank_lines(tmp_path: Path, ending: s
         pa.csv.write_csv(table, path)
     else:
         write(path, json.dumps([rows[0], {"body": "Four."}]) if ending == ".json" else "\n".join(map(json.dumps, rows)))
-    config = DataConfig(text_field=("subject", "body"))
-    assert read_all(path, config=config) == (["One\n\nTwo.\nThree.", "Four."], Counter())
-    assert read_all(path, config=DataConfig(text_field=("body", "title")))[0][1] == "Four."  # where inputs differ
-    assert "body" in refusal(path, config=DataConfig(text_field=("title", "summary"))).what
+    assert read_all(path, text_field=("subject", "body")) == (["One\n\nTwo.\nThree.", "Four."], Counter())
+    assert read_all(path, text_field=("body", "title"))[0][1] == "Four."  # where inputs differ
+    assert "body" in refusal(path, text_field=("title", "summary")).what
 
 
 def test_odd_parquet_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    for column in (
-        pa.array(TEXTS, pa.large_string()), pa.array(TEXTS).dictionary_encode(), pa.array([None, *TEXTS, None, "  "])
-    ):  # fmt: skip
+    large, coded = pa.array(TEXTS, pa.large_string()), pa.array(TEXTS).dictionary_encode()
+    for column in (large, coded, [None, *TEXTS, None, "  "]):
         pq.write_table(pa.table({"text": column}), path, row_group_size=2)
         assert read_all(path)[0] == TEXTS
-    for column, kind in ((pa.array([b"a"]), "bytes"), (pa.array([["a"]]), "list")):
-        pq.write_table(pa.table({"text": column}), path)
+    for value, kind in ((b"a", "bytes"), (["a"], "list")):
+        pq.write_table(pa.table({"text": [value]}), path)
         assert f"text ({kind})" in refusal(path).what
     pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), path)
     for strict in (False, True):
-        config = DataConfig(text_field="n", strict=strict)
-        assert "none of the first 6 records has a string" in refusal(path, config=config).what
+        what = refusal(path, text_field="n", strict=strict).what
+        assert "none of the first 6 records has a string" in what
 
 
 @pytest.mark.parametrize("layout", ["lines", "paragraphs", "wrapped"])
 @pytest.mark.parametrize("language", ["en", "zh", "auto"])
 def test_layout_is_detected(tmp_path: Path, english_documents, chinese_documents, language, layout: str) -> None:
     sentences, joint = (english_documents, " ") if language == "en" else (chinese_documents, "")
-    texts = ["\n".join(document) if layout == "lines" else joint.join(document) for document in sentences]
+    texts = [("\n" if layout == "lines" else joint).join(document) for document in sentences]
     if layout == "wrapped":  # Chinese has no blanks to break at
         texts = [textwrap.fill(text, 72 if joint else 35) for text in texts]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
-    (source,) = resolve([str(path)], DataConfig(language=language))
+    (source,) = sources_of(path, language=language, document_boundary="auto")
     expected = ("blank_line", "lines") if layout == "lines" else ("file", "sentencex")
     assert (source.boundary, source.splitter) == expected
-    (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
+    (source,) = sources_of(path, document_boundary="line", sentence_splitter="sentencex")
     assert (source.boundary, source.splitter) == ("line", "sentencex")
 
 
 ENDS = ["\n"] * 5 + ["\n\n"] * 3
-ENDS += ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\n", "\n" * 9]
+ENDS += ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\n\u00a0\n", "\x0b\n", "\n" * 9]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -359,13 +368,13 @@ def test_cutting_a_file_into_parts_keeps_its_documents(tmp_path, monkeypatch, se
     draw = random.Random(seed)
     text = "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ENDS) for _ in range(400))
     path = write(tmp_path / f"a{kind}", text if kind == ".txt" else as_jsonl(text.split("\n")))
-    (source,) = resolve([str(path)], BY_BLANK_LINES)
+    (source,) = sources_of(path)
     assert len(cut(source, documents.PART_BYTES)) == 1
     whole = read_all(path)
     for part_bytes, block_bytes in [(300, 1 << 20), (1000, 64), (77, 100)]:
         monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
         monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
-        parts = cut(source, documents.PART_BYTES)
+        parts = cut(source, part_bytes)
         assert len(parts) > 5
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
         assert parts[-1].stop == path.stat().st_size
@@ -373,36 +382,34 @@ def test_cutting_a_file_into_parts_keeps_its_documents(tmp_path, monkeypatch, se
 
 
 def test_fraction_of_small_files_is_read(tmp_path: Path) -> None:
-    files = [write(tmp_path / f"{number}.txt", "A line of text.\n\n" * 60_000) for number in range(2)]
-    sources = resolve([str(tmp_path)], BY_BLANK_LINES.model_copy(update={"fraction": 0.25}))
-    read = sum(part.num_bytes for source in sources for part in cut(source, documents.PART_BYTES))
-    assert read == pytest.approx(0.25 * sum(file.stat().st_size for file in files), rel=0.05)
+    text = "A line of text.\n\n" * 60_000
+    for name in ("a.txt", "b.txt"):
+        write(tmp_path / name, text)
+    parts = [part for source in sources_of(tmp_path, fraction=0.25) for part in cut(source, documents.PART_BYTES)]
+    assert sum(part.num_bytes for part in parts) == pytest.approx(0.25 * 2 * len(text), rel=0.05)
 
 
 def test_document_boundary_can_be_set_for_one_input(tmp_path: Path) -> None:
     prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
-    inputs = [str(prose), str(lines)]
-    config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
-    sources = resolve(inputs, config)
-    assert [source.boundary for source in sources] == ["file", "line"]
-    assert "blank_line" in finer_boundary(sources)
-    assert finer_boundary(sources[1:]) == ""  # nothing divides lines
+    boundary = load_config(settings=[f"data.document_boundary={lines}=line"]).data.document_boundary
+    found = sources_of(prose, lines, document_boundary=boundary)
+    assert [source.boundary for source in found] == ["file", "line"]
+    assert "blank_line" in finer_boundary(found)
+    assert finer_boundary(found[1:]) == ""  # nothing divides lines
+    with pytest.raises(ConfigError, match="not an input"):
+        sources_of(prose, document_boundary=boundary)
     empty = write(tmp_path / "folder" / "empty.txt", "")  # is not read
     write(tmp_path / "folder" / "a.txt", "alone")
-    config = load_config(settings=[f"data.document_boundary={empty}=line"]).data
-    assert read_all(tmp_path / "folder", config=config)[0] == ["alone"]
-    with pytest.raises(ConfigError, match="not an input"):
-        resolve([str(prose)], config)
+    assert read_all(tmp_path / "folder", document_boundary={str(empty): "line"})[0] == ["alone"]
 
 
 def test_a_pattern_reads_folders_and_links_to_nothing_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "c" / "a.txt", "One.")
-    write(tmp_path / "c" / "1990s" / "b.txt", "Two.")
-    assert [Path(source.location).name for source in resolve([f"{tmp_path}/c/*"], DataConfig())] == ["b.txt", "a.txt"]
-    write(tmp_path / "c" / "pictures" / "x.png", "")
-    write(tmp_path / "c" / "output" / "vocab.txt", "[PAD]\n")
-    write(tmp_path / "c" / "output" / "manifest.json", json.dumps({"kind": "vocab", "identity": {}}))
-    assert len(resolve([f"{tmp_path}/c/*"], DataConfig())) == 2  # neither an output nor a folder without text
-    (tmp_path / "c" / "d.txt").symlink_to("nothing")
-    with pytest.raises(InputError, match="neither a file nor a folder"):
-        resolve([f"{tmp_path}/c/*"], DataConfig())
+    write(tmp_path / "a.txt", "One.")
+    write(tmp_path / "1990s" / "b.txt", "Two.")
+    write(tmp_path / "pictures" / "x.png", "")
+    write(tmp_path / "output" / "vocab.txt", "[PAD]\n")
+    write(tmp_path / "output" / "manifest.json", json.dumps({"kind": "vocab", "identity": {}}))
+    # Neither an output nor a folder without text is read.
+    assert read_all(f"{tmp_path}/*")[0] == ["Two.", "One."]
+    (tmp_path / "d.txt").symlink_to("nothing")
+    assert "neither a file nor a folder" in refusal(f"{tmp_path}/*").what

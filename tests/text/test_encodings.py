@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config import DataConfig
 from bert_pretrain.text.encodings import as_utf8, likely_encoding
-from bert_pretrain.text.sources import resolve
 
-from .test_documents import COMPRESS, read_all, refusal, write
+from .test_documents import COMPRESS, read_all, refusal, sources_of, write
 
 TEXTS = {
     "gb18030": "那人见他年纪虽大，却是甚有精神，便向前引路，绕过大庄，走到门外。\n大家都说：这地方不错了。\n",
@@ -31,10 +29,6 @@ TEXTS = {
 }
 
 
-def with_encoding(name: str, **others: object) -> DataConfig:
-    return DataConfig(encoding=name, document_boundary="blank_line", **others)
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_in_another_encoding_is_refused_or_read_with_its_name(tmp_path: Path, name: str) -> None:
     texts = [(f"{number}. " + TEXTS[name] * 3).strip() for number in range(5)]
@@ -43,33 +37,32 @@ def test_text_in_another_encoding_is_refused_or_read_with_its_name(tmp_path: Pat
     assert error.where.startswith(str(path))
     assert f"--encoding {name} " in error.remedy
     for encoding in (name, "auto"):
-        assert read_all(path, config=with_encoding(encoding)) == (texts, Counter())
+        assert read_all(path, encoding=encoding) == (texts, Counter())
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv"])
 def test_tables_are_read_in_other_encodings(tmp_path: Path, ending: str, compression: str) -> None:
     texts = [line for line in [*TEXTS["gb18030"].splitlines(), "㐀龦，\ufffd"] for _ in range(3)]
+    records = [{"text": text} for text in texts]
     content = {
-        ".jsonl": "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts),
-        ".json": json.dumps([{"text": text} for text in texts], ensure_ascii=False),
+        ".jsonl": "\n".join(json.dumps(record, ensure_ascii=False) for record in records),
+        ".json": json.dumps(records, ensure_ascii=False),
         ".csv": "text\n" + "\n".join(texts),
         ".tsv": "id\ttext\n" + "\n".join(f"1\t{text}" for text in texts),
     }[ending]
     path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content.encode("gb18030")))
     assert "--encoding gb18030" in refusal(path).remedy
-    assert read_all(path, config=with_encoding("auto"))[0] == texts
+    assert read_all(path, encoding="auto")[0] == texts
     for name in ("gbk", "gb2312"):  # smaller sets of characters, by which such text is called
-        assert read_all(f"file://{path}", config=with_encoding(name))[0] == texts
+        assert read_all(f"file://{path}", encoding=name)[0] == texts
 
 
-def test_auto_detects_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_detects_the_encoding_of_each_file(tmp_path: Path, capsys) -> None:
     names = ["gb18030", "utf-16", "cp950", "utf-8"]
     for number, name in enumerate(names):
         write(tmp_path / f"{number}.txt", (TEXTS.get(name, "naïve") * 4).encode(name))
-    sources = resolve([str(tmp_path)], with_encoding("auto"))
-    assert [source.encoding for source in sources] == names
-    assert [source.identity["encoding"] for source in sources] == names
+    assert [source.identity["encoding"] for source in sources_of(tmp_path, encoding="auto")] == names
     assert "1 of 4 inputs in cp950" in capsys.readouterr().out
 
 
@@ -85,7 +78,7 @@ def test_auto_detects_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_wrong_encoding_is_refused_with_the_likely_one(tmp_path: Path, named, encoding, text) -> None:
-    error = refusal(write(tmp_path / "a.txt", (text * 20).encode(encoding)), config=with_encoding(named))
+    error = refusal(write(tmp_path / "a.txt", (text * 20).encode(encoding)), encoding=named)
     assert named in error.what.lower()
     assert f"--encoding {encoding} " in error.remedy
 
@@ -105,14 +98,14 @@ def test_damaged_text_keeps_its_encoding(tmp_path: Path) -> None:
     lost = ("Caf\ufffd " * 50).strip()  # by a conversion before
     assert read_all(write(tmp_path / "d.txt", lost)) == ([lost], Counter())
     noise = write(tmp_path / "e.txt", draw.randbytes(5000))
-    for config in (with_encoding("utf-8"), with_encoding("auto")):
-        assert "--encoding" not in refusal(noise, config=config).remedy
+    for name in ("utf-8", "auto"):
+        assert "--encoding" not in refusal(noise, encoding=name).remedy
 
 
 def test_few_accents_are_enough_to_detect_an_encoding(tmp_path: Path) -> None:
     text = "Some ordinary English words, again and again. " * 400 + "The café of Müller and Brontë is naïve. " * 4
     path = write(tmp_path / "a.txt", (text * 3).encode("cp1252"))
-    assert read_all(path, config=with_encoding("auto")) == ([(text * 3).strip()], Counter())
+    assert read_all(path, encoding="auto") == ([(text * 3).strip()], Counter())
 
 
 def test_damaged_text_in_another_encoding_is_recognised_and_counted(tmp_path: Path) -> None:
@@ -121,23 +114,25 @@ def test_damaged_text_in_another_encoding_is_recognised_and_counted(tmp_path: Pa
     lines[40] += b"\xff\xff"
     path = write(tmp_path / "a.txt", b"\n".join(lines))
     assert likely_encoding(path.read_bytes()) == "gb18030"
-    (text,), counts = read_all(path, config=with_encoding("auto"))
+    (text,), counts = read_all(path, encoding="auto")
     assert text.count("\ufffd") == counts["invalid_gb18030_characters"] == 3
-    assert refusal(path, config=with_encoding("gb18030", strict=True)).where == f"{path}: line 6"
+    assert refusal(path, encoding="gb18030", strict=True).where == f"{path}: line 6"
 
 
 @pytest.mark.parametrize("name", ["gb18030", "shift_jis", "utf-16", "utf-8-sig", "iso2022_jp"])
 def test_conversion_to_utf8_is_independent_of_read_sizes(name: str) -> None:
     draw = random.Random(1)
     text = "".join(draw.choices("ab\n 日本人。", k=100_000))
-    stream, found = as_utf8(io.BytesIO(text.encode(name)), codecs.lookup(name).name), []
+    stream = as_utf8(io.BytesIO(text.encode(name)), codecs.lookup(name).name)
+    found = b""
     while block := stream.read(draw.randint(1, 20_000)):
-        found.append(block)
-    assert b"".join(found).decode() == text
+        found += block
+    assert found.decode() == text
 
 
 def test_sample_may_end_inside_a_character(tmp_path: Path) -> None:
     text = json.dumps([{"text": TEXTS["gb18030"] * 20_000}], ensure_ascii=False)  # one line
     for shift in range(3):
         path = write(tmp_path / f"{shift}.json", (" " * shift + text).encode("gb18030"))
-        assert resolve([str(path)], with_encoding("auto"))[0].encoding == "gb18030"
+        (source,) = sources_of(path, encoding="auto")
+        assert source.encoding == "gb18030"

@@ -37,7 +37,10 @@ def test_language_is_detected_and_printed(language: str, tmp_path: Path, capsys)
     assert f"data.language is {language}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("code", "language"), [("deu", "de"), ("en-US", "en"), ("KHM", "km"), ("cmn", "cmn")])
+@pytest.mark.parametrize(
+    ("code", "language"),
+    [("deu", "de"), ("en-US", "en"), ("KHM", "km"), ("cmn", "cmn"), ("yue", "yue"), ("mul", "mul")],
+)
 def test_a_given_code_becomes_the_short_one(code: str, language: str, tmp_path: Path) -> None:
     assert language_of(TEXTS["de"], tmp_path, f"data.language={code}") == language
 
@@ -54,8 +57,7 @@ def test_small_files_do_not_decide_the_language(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text(f"{TEXTS['de']}\n" * 3000)
     for name in ("LICENSE.txt", "NOTICE.txt", "README.txt"):
         (tmp_path / name).write_text(f"{TEXTS['en']}\n" * 100)
-    data = load_config().data
-    assert Corpus.open([str(tmp_path)], data).config.language == "de"
+    assert Corpus.open([str(tmp_path)], load_config().data).config.language == "de"
 
 
 def test_mix_without_a_main_language_is_refused(tmp_path: Path) -> None:
@@ -63,7 +65,6 @@ def test_mix_without_a_main_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         language_of(text, tmp_path)
     assert caught.value.where == "data.language"
-    assert language_of(text, tmp_path, "data.language=mul") == "mul"
 
 
 @pytest.mark.parametrize("text", ["1234 5678 " * 50, "x = f(y); return z[0] + 1\n" * 3])
@@ -73,10 +74,8 @@ def test_text_without_words_is_english_with_a_hint(text: str, tmp_path: Path, ca
 
 
 def test_unknown_language_code_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="xx"):
         language_of(TEXTS["en"], tmp_path, "data.language=xx")
-    assert "xx" in str(caught.value)
-    assert language_of(TEXTS["en"], tmp_path, "data.language=yue") == "yue"
 
 
 @pytest.mark.parametrize("mark", ["\u0964", "\u09f7", "|", " |"])

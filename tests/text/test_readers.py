@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -18,56 +19,68 @@ from bert_pretrain.config import MIN_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.text import readers, text_files
 from bert_pretrain.text.readers import Record, json_values, read_records, read_texts
-from bert_pretrain.text.sources import Source, examined, resolve
+from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
 
-from .test_documents import write
+from .test_documents import sources_of, write
 
-ROWS = [{"text": "one", "kind": "a"}, {"text": 'two "quoted"', "kind": ""}, {"text": "三", "kind": "c"}]
+ROWS = [{"text": "NA", "kind": "007"}, {"text": 'two "quoted"', "kind": ""}, {"text": "三", "kind": "None"}]
 LINES = [json.dumps(row) + "\n" for row in ROWS]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "a.jsonl").write_text(LINES[0] + "\n" + "".join(LINES[1:]))
-    (tmp_path / "a.csv").write_text('\ntext,kind\none,a\n\n"two ""quoted""",\n三,c\n', encoding="utf-8-sig")
-    (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
-    (tmp_path / "a.tsv").write_text('text\tkind\none\ta\n\ntwo "quoted"\t\n三\tc', encoding="utf-8")
-    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "a.dataset")
-    return tmp_path
+def write_tables(folder: Path) -> Path:
+    """Write ROWS in every format, some with blank lines."""
+    (folder / "a.jsonl").write_text(LINES[0] + "\n" + "".join(LINES[1:]))
+    (folder / "a.csv").write_text('\ntext,kind\nNA,007\n\n"two ""quoted""",\n三,None\n', encoding="utf-8-sig")
+    (folder / "a.json").write_text(json.dumps(ROWS, indent=1))
+    (folder / "a.tsv").write_text('text\tkind\nNA\t007\n\ntwo "quoted"\t\n三\tNone', encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "a.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder / "a.dataset")
+    return folder
+
+
+def part_of(path: Path) -> ByteRange:
+    return ByteRange(Source(str(path), path.name.split(".")[1]))
+
+
+def read(path: Path, **options: Any) -> list[Record]:
+    return list(read_records(part_of(path), Counter(), **options))
+
+
+def texts_of(path: Path, **settings: Any) -> list[str | None]:
+    """Return the texts of a file by the layout that is found in it."""
+    (source,) = sources_of(path)
+    return list(read_texts(ByteRange(source), DataConfig(**settings), Counter()))
 
 
 @pytest.mark.parametrize(
     ("format_", "positions"),
     [
-        ("jsonl", "line 1 3 4"), ("json", "record 1 2 3"), ("csv", "line 3 5 6"), ("tsv", "line 2 4 5"),
-        ("parquet", "row 1 2 3"), ("dataset", "row 1 2 3"),
+        ("jsonl", "line 1 3 4"),
+        ("json", "record 1 2 3"),
+        ("csv", "line 3 5 6"),
+        ("tsv", "line 2 4 5"),
+        ("parquet", "row 1 2 3"),
+        ("dataset", "row 1 2 3"),
     ],
-)  # fmt: skip
-def test_every_format_gives_the_same_records_with_their_positions(folder: Path, format_: str, positions: str) -> None:
-    location, (unit, *numbers) = f"{folder}/a.{format_}", positions.split()
-    part, counts = ByteRange(Source(location, format_, None, "")), Counter[str]()
-    found = list(read_records(part, counts))
+)
+def test_every_format_gives_the_same_records_with_their_positions(tmp_path, format_: str, positions: str) -> None:
+    path, (unit, *numbers) = write_tables(tmp_path) / f"a.{format_}", positions.split()
+    counts: Counter[str] = Counter()
+    found = list(read_records(part_of(path), counts))
     assert [record for record, _ in found] == ROWS
-    assert [str(position) for _, position in found] == [f"{location}: {unit} {number}" for number in numbers]
+    assert [str(position) for _, position in found] == [f"{path}: {unit} {number}" for number in numbers]
     assert counts == ({"blank_lines": 1} if unit == "line" else {})
-    some = [record["kind"] for record, _ in read_records(part, counts, columns=["kind"])]
-    assert some == [row["kind"] for row in ROWS]
+    assert [record["kind"] for record, _ in read(path, columns=["kind"])] == [row["kind"] for row in ROWS]
     if format_ not in ("json", "jsonl"):  # whose records may differ from one to the next
         with pytest.raises(InputError, match=r"'body' \(it has: text, kind\)"):
-            list(read_records(part, counts, columns=["body"]))
-
-
-def read(path: Path, **options: int) -> list[Record]:
-    return list(read_records(ByteRange(Source(str(path), path.name.split(".")[1], None, "")), Counter(), **options))
+            read(path, columns=["body"])
 
 
 def test_a_carriage_return_inside_a_line_of_tsv_is_a_blank(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_bytes(b"text\tkind\r\ngood\rfilm\ta\r\nbad\t\r")
-    assert [record for record, _ in read(tmp_path / "a.tsv")] == [
-        {"text": "good film", "kind": "a"}, {"text": "bad", "kind": ""},
-    ]  # fmt: skip
+    path = write(tmp_path / "a.tsv", b"text\tkind\r\ngood\rfilm\ta\r\nbad\t\r")
+    records = [{"text": "good film", "kind": "a"}, {"text": "bad", "kind": ""}]
+    assert [record for record, _ in read(path)] == records
 
 
 LONG = "a" * MIN_RECORD_BYTES
@@ -81,24 +94,21 @@ LONG_ARRAY = ", ".join([json.dumps({"text": "\\ 字" * 2000})] * 300)
     [
         ("a.jsonl", f'{{"text": "b"}}\n{{"text": "{LONG}"}}\n'.encode(), "line 2"),
         ("a.json", f'[{{"text": "b"}}, {{"text": "{LONG}"}}]'.encode(), "record 2"),
-        ("a.csv", b'text\nb\n"' + b"unclosed\n" * (MIN_RECORD_BYTES // 8), "line 3"),
         ("a.tsv", f"text\tn\nb\t1\n{LONG}\t2\n".encode(), "line 3"),
         ("a.jsonl.gz", b"0" * (80 << 20), "line 1"),
-        ("a.csv.gz", b'text\n"' + (b"0" * 65535 + b"\n") * 1280, "line 2"),
+        ("a.csv.gz", b'text\nb\n"' + (b"0" * 65535 + b"\n") * 1280, "line 3"),
         ("a.json.gz", b'["' + b"0" * (80 << 20), "record 1"),
         # Found where it is, not at the limit of a record, up to which it might continue.
         ("a.json.gz", f'[{LONG_ARRAY}, {{"text" 5}}, {LONG_ARRAY}, {LONG_ARRAY}]'.encode(), "record 301"),
     ],
-    ids=["line", "element", "quote", "row", "huge line", "unclosed quote", "unclosed string", "long array"],
+    ids=["line", "element", "row", "huge line", "unclosed quote", "unclosed string", "long array"],
 )
-def test_record_over_the_limit_is_refused_in_bounded_memory(
-    tmp_path: Path, name: str, content: bytes, where: str
-) -> None:
+def test_record_over_the_limit_is_refused_in_bounded_memory(tmp_path, name: str, content: bytes, where: str) -> None:
     path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith(".gz") else content)
     config = DataConfig(max_record_bytes=MIN_RECORD_BYTES)
     tracemalloc.start()
     with pytest.raises(InputError, match=f"{MIN_RECORD_BYTES:,} bytes") as caught:
-        list(read_texts(ByteRange(Source(str(path), name.split(".")[1], None, "")), config, Counter()))
+        list(read_texts(part_of(path), config, Counter()))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert caught.value.where == f"{path}: {where}"
@@ -116,10 +126,10 @@ def test_parquet_row_over_the_limit_is_refused(tmp_path: Path, rows: list[str]) 
 
 @pytest.mark.parametrize("depth", [101, 100_000])
 def test_deeply_nested_record_is_refused(tmp_path: Path, depth: int) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "x": {"[" * depth}{"]" * depth}}}\n')
+    path = write(tmp_path / "a.jsonl", f'{{"text": "one", "x": {"[" * depth}{"]" * depth}}}\n')
     with pytest.raises(InputError, match="nested") as caught:
-        read(tmp_path / "a.jsonl")
-    assert caught.value.where == f"{tmp_path}/a.jsonl: line 1"
+        read(path)
+    assert caught.value.where == f"{path}: line 1"
 
 
 JSON_VALUES = st.recursive(
@@ -133,7 +143,7 @@ JSON_VALUES = st.recursive(
 def test_elements_of_a_json_array_are_independent_of_blocks(values, size, indent, is_ascii) -> None:
     text = json.dumps(values, indent=indent, ensure_ascii=is_ascii) + "\n"
     blocks = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    found = json_values(blocks, ByteRange(Source("a.json", "json", None, "")), MIN_RECORD_BYTES)
+    found = json_values(blocks, part_of(Path("a.json")), MIN_RECORD_BYTES)
     assert [json.loads(element) for element, _ in found] == values
 
 
@@ -156,29 +166,26 @@ def test_invalid_json_array_is_refused_with_the_record(tmp_path, monkeypatch, co
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_csv_is_read_by_the_delimiter_of_its_header(tmp_path: Path, delimiter: str) -> None:
     text = '<p class="a">One, two; three.</p>\nFour\t"five".'
-    rows = [["id", "te,xt;", "kind"], ["1", text, "a"], ["2", "Six.", "b"]]
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
-        csv.writer(file, delimiter=delimiter).writerows(rows)
-    write(tmp_path / "b.csv", 'text\n"One; two."\nThree\n')  # one column has no delimiter
-    write(tmp_path / "c.tsv", 'n\ttext\n1\tOne, "two"; three.\n')
-    expected = {"a.csv": [text, "Six."], "b.csv": ["One; two.", "Three"], "c.tsv": ['One, "two"; three.']}
-    for name, texts in expected.items():
-        (source,) = resolve([str(tmp_path / name)], DataConfig())
-        config = DataConfig(text_field=("te,xt;",) if name == "a.csv" else "text")
-        assert list(read_texts(ByteRange(source), config, Counter())) == texts
+        csv.writer(file, delimiter=delimiter).writerows([["id", "te,xt;"], ["1", text], ["2", "Six."]])
+    assert texts_of(tmp_path / "a.csv", text_field=("te,xt;",)) == [text, "Six."]
+
+
+def test_other_delimiters_are_text(tmp_path: Path) -> None:
+    assert texts_of(write(tmp_path / "a.csv", 'text\n"One; two."\nThree\n')) == ["One; two.", "Three"]
+    assert texts_of(write(tmp_path / "a.tsv", 'n\ttext\n1\tOne, "two"; three.\n')) == ['One, "two"; three.']
 
 
 def test_csv_with_two_columns_of_one_name_is_refused_if_they_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,id,id,,\nOne.,1,2,3,4\n")
-    (source,) = resolve([str(path)], DataConfig())
-    assert list(read_texts(ByteRange(source), DataConfig(), Counter())) == ["One."]
+    assert texts_of(path) == ["One."]
     for columns in ((), ("id",)):  # () reads all columns
         with pytest.raises(InputError, match="two columns 'id'"):
-            list(read_records(ByteRange(source), Counter(), columns=columns))
+            read(path, columns=columns)
 
 
 @pytest.mark.parametrize("size", [1, 5, 1 << 20])
-def test_objects_over_several_lines_are_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_objects_over_several_lines_are_records(tmp_path: Path, monkeypatch, size: int) -> None:
     rows = [{"text": "a {\n", "n": [1, {}]}, {"text": "b"}]
     monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
     for number in (1, 2):
@@ -196,7 +203,6 @@ def test_rows_that_an_unclosed_quote_swallows_are_reported(tmp_path: Path, capsy
     article = '"One line, and more.\nTwo lines\n\nThree, four, five.\nSix.",neg'
     path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines, article]) + "\n")
     counts: Counter[str] = Counter()
-    (source,) = examined([Source(str(path), "csv")], DataConfig())
-    assert len(list(read_records(ByteRange(source), counts))) == 31
+    assert len(list(read_records(part_of(path), counts))) == 31
     readers.check_texts(counts, 31)
     assert f"warning: 1 CSV fields with lines that look like rows (first: {path}: line 21)" in capsys.readouterr().out

@@ -1,10 +1,10 @@
 """Inputs by URL, from a server on localhost."""
 
 import http.server
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,17 +12,20 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
-from bert_pretrain.text.sources import resolve
 from bert_pretrain.vocab.run import make_vocab
 from tests.conftest import one_sentence_a_line
 
-from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, refusal
+from .test_documents import COMPRESS, FORMATS, TEXTS, read_all, refusal, sources_of
 
 
 class Server(http.server.ThreadingHTTPServer):
     """A web server with files in memory and configurable failures."""
 
-    sends_parts, changes_after_gets, missing_bytes, status, num_gets = True, 1 << 30, 0, 200, 0
+    sends_parts = True
+    changes_after_gets = 1 << 30
+    missing_bytes = 0
+    status = 200
+    num_gets = 0
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -89,14 +92,14 @@ def test_large_remote_file_is_cut_into_parts(server, monkeypatch, ending) -> Non
     server.files["a" + ending] = FORMATS[ending](texts)
     monkeypatch.setattr(documents, "PART_BYTES", len(server.files["a" + ending]) // 80)
     assert read_all(f"{server.url}/a{ending}")[0] == texts
-    (source,) = resolve([f"{server.url}/a{ending}"], BY_BLANK_LINES)
+    (source,) = sources_of(f"{server.url}/a{ending}")
     assert len(documents.cut(source, documents.PART_BYTES)) > 3
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"1"', "Last-Modified": "now"}, {}])
 def test_version_of_a_remote_file_is_its_etag_or_reported_missing(server: Server, capsys, headers) -> None:
     server.headers, server.files["a.txt"] = headers, FORMATS[".txt"](TEXTS)
-    (source,) = resolve([f"{server.url}/a.txt"], BY_BLANK_LINES)
+    (source,) = sources_of(f"{server.url}/a.txt")
     assert (source.size, source.version) == (len(server.files["a.txt"]), 'ETag:"1"' if headers else "")
     assert ("no version" in capsys.readouterr().out) == (not headers)
     for status in (200, 403, 500):
@@ -108,9 +111,10 @@ def test_version_of_a_remote_file_is_its_etag_or_reported_missing(server: Server
 @pytest.mark.parametrize("sends_parts", [True, False])
 def test_broken_connection_is_reported_with_the_url(server: Server, ending: str, sends_parts: bool) -> None:
     server.sends_parts, server.missing_bytes = sends_parts, 7
-    kind, compression = Path(f"a{ending}".removesuffix(".gz").removesuffix(".zst")).suffix, Path(ending[1:]).suffix
+    kind, compression = re.fullmatch(r"(\.\w+)(\.\w+)?", ending).groups(default="")
     server.files["a" + ending] = COMPRESS[compression](FORMATS[kind](TEXTS))
-    assert f"{server.url}/a{ending}" in refusal(f"{server.url}/a{ending}").where
+    url = f"{server.url}/a{ending}"
+    assert url in refusal(url).where
 
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
@@ -123,11 +127,9 @@ def test_changed_remote_file_is_refused(server, tmp_path, english_documents, voc
     server.headers = {"ETag": '"1.5"'}
     with pytest.raises(OutputError, match="version"):
         make_data(config, inputs, vocab_folder, data, workers=1)
-    for run in (
-        lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
-        lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
-    ):
-        server.num_gets, server.changes_after_gets = 0, 1
+    server.changes_after_gets = 1
+    for run, more in ((make_vocab, ()), (make_data, (vocab_folder,))):
+        server.num_gets = 0
         with pytest.raises(InputError, match="changed while it was read"):
-            run()
+            run(config, inputs, *more, tmp_path / run.__name__, workers=1)
     assert not list((tmp_path / ".token-store").glob("*/part-*"))

@@ -33,7 +33,8 @@ def test_whole_word_tokenizer_opens_in_transformers(of_words: Path) -> None:
 
     ours, theirs = OF_WORDS, AutoTokenizer.from_pretrained(of_words)
     assert theirs.convert_ids_to_tokens(range(ours.vocab_size)) == ours.tokens
-    assert (theirs.mask_token_id, theirs.unk_token_id, theirs.pad_token_id) == (ours.mask_id, ours.unk_id, ours.pad_id)
+    for name in ("mask", "unk", "pad"):
+        assert getattr(theirs, f"{name}_token_id") == getattr(ours, f"{name}_id")
     pair = theirs("ACGT acgt", "a.b [MASK]")
     ids = [ours.tokens.index(word) for word in ("[CLS]", "ACGT", "acgt", "[SEP]", "a.b", "[MASK]", "[SEP]")]
     assert (pair["input_ids"], pair["token_type_ids"]) == (ids, [0, 0, 0, 0, 1, 1, 1])
@@ -60,10 +61,8 @@ def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, ours: Tokenizer) 
 def test_hash_depends_on_vocabulary_and_settings() -> None:
     tokens = [*special_tokens(9), *PIECES]
     hashes = [Tokenizer(tokens, **variant).hash for variant in VARIANTS]
-    hashes += [
-        Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash,
-        Tokenizer(tokens, **asdict(WHOLE_WORDS)).hash,
-    ]
+    hashes.append(Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash)
+    hashes.append(Tokenizer(tokens, **asdict(WHOLE_WORDS)).hash)
     assert len(set(hashes)) == len(hashes)
 
 
