@@ -1,5 +1,7 @@
 """A small BERT with a toy vocabulary, and rows that it learns in seconds."""
 
+import csv
+import io
 import json
 import random
 from collections.abc import Callable
@@ -9,15 +11,22 @@ from typing import Any
 import pytest
 import transformers
 
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.finetune.predict import predict
 from bert_pretrain.finetune.rows import LabelledInput
-from bert_pretrain.finetune.run import TASK_CLASSES
+from bert_pretrain.finetune.run import METRICS, TASK_CLASSES, finetune
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.task import Task
+from bert_pretrain.io.files import read_json
 from bert_pretrain.text.tokenizer import Tokenizer
 
 POSITIONS = 32
 FILLERS = ["film", "book", "day", "the", "was", "is", "very"]
 WORDS = [*FILLERS, "good", "fine", "bad", "poor", "anna", "berlin", "paris", "who", "where", "?", ".", "##s", *"天气"]
 Read = Callable[..., tuple[list[Any], str]]
+
+
+CPU = TrainConfig(device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="session")
@@ -44,21 +53,74 @@ def tokenizer(toy_model: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def read(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Read:
-    """Return a function that writes a file and returns its examples and notes: `read("tag", "eng.train", text)`."""
+def read(tokenizer: Tokenizer, tmp_path: Path, capsys) -> Read:
+    """Return a function that writes a file and returns its examples and notes: `read("tag", "eng.train", text)`.
+
+    Without content, it reads the existing file or dataset of the name.
+    """
 
     def read_one(
-        task: str, name: str, content: str | list[Any], flag: str = "--train", settings: Any = None, **reading: Any
+        task: str | Task,
+        name: str,
+        content: str | list[Any] | None = None,
+        flag: str = "--train",
+        settings: dict[str, Any] | None = None,
+        **reading: Any,
     ) -> tuple[list[Any], str]:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        rows = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
-        path.write_text(rows, encoding="utf-8", newline="")
+        if content is not None:
+            text = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
+            path.write_text(text, encoding="utf-8", newline="")
         source = LabelledInput(str(path), flag, **reading)
-        examples = TASK_CLASSES[task](Settings(**settings or {}), tokenizer).read(source)
+        reader = TASK_CLASSES[task](Settings(**settings or {}), tokenizer) if isinstance(task, str) else task
+        examples = reader.read(source)
         return examples, capsys.readouterr().out.replace(f"{flag} {path}: ", "")
 
     return read_one
+
+
+@pytest.fixture
+def tune(toy_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that fine-tunes on rows and returns the folder: `tune("tag", rows, test=rows, epochs=2)`."""
+
+    def run(
+        task: str,
+        train: list[dict[str, Any]],
+        *,
+        model: Path = toy_model,
+        validation: list[dict[str, Any]] | None = None,
+        test: list[dict[str, Any]] | None = None,
+        output: str = "out",
+        **settings: Any,
+    ) -> Path:
+        splits = {"train": train, "validation": validation, "test": test}
+        inputs = {name: write_rows(tmp_path / f"{name}.jsonl", rows) for name, rows in splits.items() if rows}
+        chosen = Settings(**{"learning_rate": 3e-3, "batch_size": 16, **settings})
+        return finetune(task, model, **inputs, output=tmp_path / output, settings=chosen, device="cpu")
+
+    return run
+
+
+def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the metrics and the predictions of a fine-tuned model."""
+    lines = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    return read_json(folder / METRICS), [json.loads(line) for line in lines]
+
+
+def written(model: Path, source: Path | str, name: str = "o.jsonl", **options: Any) -> str:
+    """Predict the rows of a file into another file beside it, and return its content."""
+    output = Path(source).with_name(name)
+    predict(model, str(source), output, config=CPU, **options)
+    return output.read_bytes().decode("utf-8-sig")
+
+
+def predicted(model: Path, source: Path | str, name: str = "o.jsonl", **options: Any) -> list[dict[str, Any]]:
+    """Predict the rows of a file and return the written rows."""
+    text = written(model, source, name, **options)
+    if name.endswith(".csv"):
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def reviews(count: int, seed: int) -> list[dict[str, Any]]:

@@ -34,13 +34,6 @@ def test_impossible_questions_of_csv(read, value: str, expected: int) -> None:
     assert len(example.label) == expected
 
 
-@pytest.mark.parametrize("start", [13, 13.0, "13", "13.0"])
-def test_an_answer_start_may_be_a_float_or_text(read, start) -> None:
-    row = {"question": "who ?", "context": "the anna and anna", "answers": {"text": ["anna"], "answer_start": [start]}}
-    (example,) = read("answer", "a.jsonl", [row])[0]
-    assert example.label == [("anna", 13)]
-
-
 def test_a_span_of_several_windows_is_kept_once_with_its_highest_score(tokenizer) -> None:
     example = Example(0, "", {}, {"question": "who ?", "context": "anna"})
     windows = [Window(0, [2, 5, 3], [0, 1, 1], {}, [None, (0, 4), None])] * 2

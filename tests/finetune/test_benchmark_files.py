@@ -34,28 +34,22 @@ Lee NNP I-NP I-PER
 """
 
 
-KINDS = st.sampled_from(["PER", "LOC"])
-ENTITIES = st.lists(st.one_of(st.none(), st.tuples(KINDS, st.integers(1, 4))), min_size=1, max_size=8)
+ENTITIES = st.lists(st.tuples(st.sampled_from(["PER", "LOC", "O"]), st.integers(1, 4)), min_size=1, max_size=8)
 SCHEMES = {"IOBES": "BIES", "BMES": "BMES", "BILOU": "BILU", "BMEWO": "BMEW"}
 
 
 @given(ENTITIES, st.sampled_from(sorted(SCHEMES)))
-def test_every_scheme_is_converted_to_bio(entities: list[tuple[str, int] | None], scheme: str) -> None:
+def test_every_scheme_is_converted_to_bio(entities: list[tuple[str, int]], scheme: str) -> None:
     first, inner, last, single = SCHEMES[scheme]
     ours, theirs = [], []
-    for entity in entities:
-        if entity is None:
-            ours.append("O")
-            theirs.append("O")
-            continue
-        kind, length = entity
-        ours += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
-        prefixes = [single] if length == 1 else [first, *[inner] * (length - 2), last]
-        theirs += [f"{prefix}-{kind}" for prefix in prefixes]
+    for kind, length in entities:
+        prefixes = [single] if length == 1 else [first, *inner * (length - 2), last]
+        ours += ["O"] if kind == "O" else [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
+        theirs += ["O"] if kind == "O" else [f"{prefix}-{kind}" for prefix in prefixes]
     assert to_bio(theirs) == ours
     # IOB1 writes B- only between two entities of one kind.
     iob1 = [
-        f"I-{tag[2:]}" if tag[0] == "B" and (before == "O" or before[2:] != tag[2:]) else tag
+        f"I-{tag[2:]}" if tag[0] == "B" and before[2:] != tag[2:] else tag
         for before, tag in zip(["O", *ours], ours, strict=False)
     ]
     assert to_bio(iob1) == ours
@@ -63,24 +57,15 @@ def test_every_scheme_is_converted_to_bio(entities: list[tuple[str, int] | None]
     assert to_bio(["NOUN", "I-PER"]) == ["NOUN", "B-PER"]  # a plain tag is unchanged
 
 
-def test_a_blank_word_is_kept_and_a_sentence_with_an_untagged_word_is_skipped(read) -> None:
-    examples, notes = read("tag", "a.conll", "人 O\n\u3000 O\n\n民 O\nlonely\n\n日 O\n")
-    assert [(example.row, example.inputs["tokens"]) for example in examples] == [(0, ["人", "\u3000"]), (2, ["日"])]
-    assert notes == "1 rows skipped because a word has no tag (first: line 5)\n"
-
-
 def test_tables_without_a_header_need_column_names(read) -> None:
     examples, notes = read("classify", "in_domain_train.tsv", COLA, columns=("source", "label", "star", "text"))
     assert [each.inputs["text"] for each in examples[:2]] == ["the day was fine .", "day the fine was ."]
     assert [each.label for each in examples] == ["1", "0", "1"]
     assert not notes
-    for name, text, columns, what in (
-        ("in_domain_train.tsv", COLA, (), "no column 'text'"),
-        ("a.jsonl", "{}", ("text", "label"), "only for CSV and TSV"),
-    ):
-        with pytest.raises(InputError, match=what) as caught:
-            read("classify", name, text, columns=columns)
-        assert "--columns" in caught.value.remedy or columns
+    with pytest.raises(InputError, match=r"(?s)no column 'text'.*--columns"):
+        read("classify", "in_domain_train.tsv", COLA)
+    with pytest.raises(InputError, match="only for CSV and TSV"):
+        read("classify", "a.jsonl", "{}", columns=("text", "label"))
 
 
 def test_unusable_rows_are_skipped_and_counted(read) -> None:
@@ -100,16 +85,15 @@ def test_unusable_rows_are_skipped_and_counted(read) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "what", "line"),
+    ("rows", "what"),
     [
-        ("day,a\n" * 9 + "good, but long,b\n", "the row has 3 fields", "line 11"),
-        (",a\n,b\nfine,a\n", "'text' is empty; 2 of 3 rows cannot be used", "line 2"),
+        ("day,a\n" * 9 + "good, but long,b\n", "(?s)the row has 3 fields.*line 11\n"),
+        (",a\n,b\nfine,a\n", "(?s)'text' is empty; 2 of 3 rows cannot be used.*line 2\n"),
     ],
 )
-def test_an_unquoted_comma_and_mostly_unusable_rows_are_errors(read, rows, what, line) -> None:
-    with pytest.raises(InputError, match=what) as caught:
+def test_an_unquoted_comma_and_mostly_unusable_rows_are_errors(read, rows, what) -> None:
+    with pytest.raises(InputError, match=what):
         read("classify", "a.csv", f"text,label\n{rows}")
-    assert caught.value.where.endswith(line)
 
 
 QUORA = "id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n"
@@ -138,9 +122,16 @@ def test_commands_in_the_documentation_read_their_files(read, name: str) -> None
     options = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
     settings = {name: options[name] for name in ("text_field", "pair_field", "label_field", "regression")}
     columns = options["columns"].split(",") if options["columns"] else ()
-    reading = {"format": options["file_format"], "columns": columns}
     content, num_examples = FILES[name]
-    assert len(read(options["task"], name, content, settings=settings, **reading)[0]) == num_examples
+    examples, _ = read(
+        options["task"],
+        name,
+        content,
+        settings=settings,
+        format=options["file_format"],
+        columns=columns,
+    )
+    assert len(examples) == num_examples
 
 
 CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"
@@ -149,6 +140,16 @@ CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"
 def squad(answers: list[Any], context: str = CONTEXT, **more: Any) -> str:
     asked = [{"id": str(number), "question": "谁 ？", "answers": each, **more} for number, each in enumerate(answers)]
     return json.dumps({"version": "own", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
+
+
+FORMS = [  # of answers, and where the answer starts
+    ({"text": ["anna"]}, 4),
+    (["anna"], 4),
+    ("anna", 4),
+    ({"text": "anna", "answer_start": 13.0}, 13),
+    ([{"text": "anna", "answer_start": 13.0}], 13),
+    *(({"text": ["anna"], "answer_start": [start]}, 13) for start in (13, 13.0, "13", "13.0")),
+]
 
 
 def test_wrong_answer_positions_are_corrected_and_missing_answers_skipped(read) -> None:
@@ -186,12 +187,11 @@ def test_a_validation_label_is_the_first_answer_in_the_context(read, tokenizer: 
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
 
 
-def test_flat_rows_with_all_forms_of_answers_are_read(read) -> None:
-    at = {"text": "anna", "answer_start": 4.0}
-    forms: list[Any] = [{"text": ["anna"]}, ["anna"], "anna", at, [at]]
-    rows = [{"question": "who ?", "context": "the anna", "answers": answers} for answers in forms]
-    for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", "\n".join(map(json.dumps, rows)))):
-        assert [question.label for question in read("answer", name, text)[0]] == [[("anna", 4)]] * len(forms)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_flat_rows_with_all_forms_of_answers_are_read(read, name: str) -> None:
+    rows = [{"question": "who ?", "context": "the anna and anna", "answers": answers} for answers, _ in FORMS]
+    examples, _ = read("answer", name, json.dumps(rows) if name == "a.json" else rows)
+    assert [example.label for example in examples] == [[("anna", start)] for _, start in FORMS]
 
 
 def test_the_maximum_answer_length_follows_the_training_answers(read, tokenizer: Tokenizer) -> None:
@@ -206,17 +206,16 @@ def test_the_maximum_answer_length_follows_the_training_answers(read, tokenizer:
 
 def test_rows_without_agreement_are_skipped(read) -> None:
     """As in OCNLI. With the classes `+` and `-`, the rows are kept."""
-    labels = ["entailment", "neutral", "-", "contradiction", "-"]
-    text = "".join(json.dumps({"text": "天气", "label": label}) + "\n" for label in labels)
-    examples, notes = read("classify", "train.jsonl", text)
+    rows = [{"text": "天气", "label": label} for label in ("entailment", "neutral", "-", "contradiction", "-")]
+    examples, notes = read("classify", "train.jsonl", rows)
     assert [example.label for example in examples] == ["entailment", "neutral", "contradiction"]
     assert notes.startswith("2 rows skipped because")
     assert "'-' (annotators disagree) (first: line 3)" in notes
-    signs = text.replace("neutral", "+")
-    assert [example.label for example in read("classify", "train.jsonl", signs)[0]].count("-") == 2
+    rows[1]["label"] = "+"
+    examples, _ = read("classify", "train.jsonl", rows)
+    assert [example.label for example in examples].count("-") == 2
 
 
 def test_the_format_of_fasttext_is_an_error_with_the_columns_to_write(read) -> None:
-    with pytest.raises(InputError, match="not supported") as caught:
+    with pytest.raises(InputError, match=r"(?s)not supported.*--columns label,text"):
         read("classify", "fast.txt", "__label__good fine day\n")
-    assert "--columns label,text" in caught.value.remedy

@@ -14,13 +14,11 @@ from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import fit_and_predict_tfidf, is_clearly_better, most_frequent_tags
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example, LabelledInput
-from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import reviews, write_rows
+from tests.finetune.conftest import results, reviews
 
 
 def test_the_automatic_rate_follows_width_and_scale() -> None:
@@ -35,27 +33,24 @@ def test_the_automatic_rate_follows_width_and_scale() -> None:
 
 
 def test_epochs_follow_the_number_of_rows() -> None:
-    for settings, windows, epochs in ((Settings(), 320_000, 3), (Settings(), 320, 10), (Settings(epochs=2), 320, 2)):
-        assert settings.with_epochs(windows).epochs == epochs
+    for given, windows, epochs in ((None, 320_000, 3), (None, 320, 10), (2, 320, 2)):
+        assert Settings(epochs=given).with_epochs(windows).epochs == epochs
 
 
-def test_the_final_model_is_trained_on_the_held_out_rows(toy_model, tmp_path, capsys) -> None:
-    call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
-    call["settings"] = Settings(learning_rate=1e-6, batch_size=16, epochs=2)
-    reports = []
-    validation = write_rows(tmp_path / "v.jsonl", reviews(10, 2))
-    for name, more in (("held_out", {}), ("separate", {"validation": validation})):
-        finetune("classify", toy_model, **call, **more, output=tmp_path / name)
-        reports.append(read_json(tmp_path / name / METRICS))
+def test_the_final_model_is_trained_on_the_held_out_rows(tune, capsys) -> None:
+    for validation, refit_epochs in ((None, 2), (reviews(10, 2), None)):
+        options = {"learning_rate": 1e-6, "epochs": 2, "output": f"{refit_epochs}"}
+        report, _ = results(tune("classify", reviews(40, 1), validation=validation, **options))
+        assert report["refit_epochs"] == refit_epochs
+        # By a model that has not seen the validation rows.
+        assert report["validation"]["accuracy"] == pytest.approx(report["score"])
     steps = re.findall(r"100%.*?(\d+)/\d+", capsys.readouterr().err)
     assert steps == ["6", "6", "6"]  # 36, 40 and 40 rows: 2 epochs of 3 steps
-    assert [report["refit_epochs"] for report in reports] == [2, None]
-    for report in reports:  # by a model that has not seen the validation rows
-        assert report["validation"]["accuracy"] == pytest.approx(report["score"])
 
 
-def test_the_final_weights_are_the_mean_over_the_second_half(tmp_path) -> None:
-    network, seen = torch.nn.Linear(3, 1), []
+def test_the_final_weights_are_the_mean_over_the_second_half(tmp_path: Path) -> None:
+    network = torch.nn.Linear(3, 1)
+    seen = []
     state = training._State(network, Settings(), rate=0.1, num_steps=5, is_fp16=False)
     for _ in range(5):
         state.update(network(torch.randn(4, 3)).square().sum())
@@ -65,11 +60,10 @@ def test_the_final_weights_are_the_mean_over_the_second_half(tmp_path) -> None:
     torch.testing.assert_close(state.mean.module.weight.detach(), torch.stack(seen[2:]).mean(0))
 
 
-def test_the_best_epoch_is_kept_if_later_epochs_are_worse(toy_model, tmp_path, monkeypatch, capsys) -> None:
+def test_the_best_epoch_is_kept_if_later_epochs_are_worse(tune, monkeypatch, capsys) -> None:
     monkeypatch.setattr(training.FineTuner, "is_overfitted", lambda *_: True)
-    call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu", "output": tmp_path / "o"}
-    finetune("classify", toy_model, **call, settings=Settings(batch_size=16, epochs=2))
-    assert read_json(tmp_path / "o" / METRICS)["refit_epochs"] is None
+    report, _ = results(tune("classify", reviews(40, 1), epochs=2))
+    assert report["refit_epochs"] is None
     assert "is kept" in capsys.readouterr().out
 
 
@@ -80,15 +74,13 @@ def test_a_trial_is_overfitted_if_its_last_epoch_is_clearly_worse(last: float, i
     assert training.FineTuner.is_overfitted(tuner, report) is is_overfitted
 
 
-def test_baselines_are_scored(toy_model, tmp_path, capsys) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", reviews(100, 1))
-    settings = Settings(learning_rate=3e-3, batch_size=16, epochs=2, baselines=True)
-    finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
-    printed, report = capsys.readouterr().out, read_json(tmp_path / "o" / METRICS)
-    assert report["baselines"]["words alone"] == 1.0
-    assert 0.0 < report["baselines"]["the same network untrained"] <= 1.0
-    assert "words alone: 100.0 %" in printed
-    assert not (tmp_path / "o" / ".trials").exists()
+def test_baselines_are_scored(tune, capsys) -> None:
+    output = tune("classify", reviews(100, 1), epochs=2, baselines=True)
+    baselines = results(output)[0]["baselines"]
+    assert baselines["words alone"] == 1.0
+    assert 0.0 < baselines["the same network untrained"] <= 1.0
+    assert "words alone: 100.0 %" in capsys.readouterr().out
+    assert not (output / ".trials").exists()
 
 
 def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None:
@@ -104,45 +96,39 @@ def test_baselines_with_chinese_text_missing_classes_and_unknown_words() -> None
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
 
 
-def test_a_model_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, capsys) -> None:
-    rows = {"train": reviews(100, 1), "test": reviews(100, 2)}
-    for row in rows["test"]:
-        row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]
-    call: dict[str, Any] = {name: write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
-    settings = Settings(learning_rate=3e-3, dropout=0.1, batch_size=16, epochs=2)
-    finetune("classify", toy_model, **call, output=tmp_path / "o", device="cpu", settings=settings)
-    warning = read_json(tmp_path / "o" / METRICS)["warning"]
+def test_a_model_no_better_than_a_constant_gets_a_warning(tune, capsys) -> None:
+    swapped = [row | {"label": {"pos": "neg", "neg": "pos"}[row["label"]]} for row in reviews(100, 2)]
+    warning = results(tune("classify", reviews(100, 1), test=swapped, epochs=2))[0]["warning"]
     assert capsys.readouterr().out.splitlines()[-1] == f"WARNING: {warning}"
     assert warning.startswith("no sign of learning: accuracy 0.")
     assert "on the 100 test rows is no better than always '" in warning
-    call["test"] = write_rows(tmp_path / "one.jsonl", [row for row in reviews(50, 2) if row["label"] == "pos"])
-    finetune("classify", toy_model, **call, output=tmp_path / "p", device="cpu", settings=settings)
-    assert " test rows have only one class, so accuracy " in read_json(tmp_path / "p" / METRICS)["warning"]
+    one_class = [row for row in reviews(50, 2) if row["label"] == "pos"]
+    output = tune("classify", reviews(100, 1), test=one_class, epochs=1, output="one class")
+    assert " test rows have only one class, so accuracy " in results(output)[0]["warning"]
 
 
 def test_constant_baselines_have_the_score_of_the_metric(tokenizer: Tokenizer) -> None:
-    rows = [Example(0, "", {}, {"text": "text"}, label) for label in "aab"]
+    def examples(inputs: dict[str, Any], *labels: Any) -> list[Example]:
+        return [Example(0, "", {}, inputs, label) for label in labels]
+
+    rows = examples({"text": "text"}, *"aab")
     assert Classify(Settings(), tokenizer).constant_baseline(rows) == ("always 'a'", 2 / 3)
-    number = Classify(Settings(regression=True), tokenizer)
-    examples = [Example(row, "", {}, {"text": "text"}, float(row)) for row in range(3)]
-    assert number.score(examples, [1.0] * 3)["spearman"] == number.constant_baseline(examples)[1]
-    tag = Tag(Settings(), tokenizer)
-    sentences = [Example(0, "", {}, {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
-    assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant_baseline(sentences)[1]
-    answer = Answer(Settings(), tokenizer)
-    inputs = {"question": "who ?", "context": "the anna"}
-    questions = [Example(0, "", {}, inputs, label) for label in ([("anna", 4)], [])]
-    assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant_baseline(questions)[1] == 0.5
+    asked = {"question": "who ?", "context": "the anna"}
+    for task, rows, constant, metric in (
+        (Classify(Settings(regression=True), tokenizer), examples({"text": "text"}, 0.0, 1.0, 2.0), 1.0, "spearman"),
+        (Tag(Settings(), tokenizer), examples({"tokens": ["anna", "is"]}, ["B-PER", "O"]), ["O", "O"], "f1"),
+        (Answer(Settings(), tokenizer), examples(asked, [("anna", 4)], []), Prediction("", [], 0.0), "f1"),
+    ):
+        assert task.score(rows, [constant] * len(rows))[metric] == task.constant_baseline(rows)[1]
+    assert task.constant_baseline(rows)[1] == 0.5
 
 
-def test_a_trial_without_its_report_is_trained_again(toy_model: Path, tmp_path: Path, capsys) -> None:
-    settings = Settings(epochs=1, no_baseline=True, learning_rate=1e-3).resolve("classify", 32)
-    call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "device": "cpu"}
-    output = finetune("classify", toy_model, **call, output=tmp_path / "o", settings=settings)
-    assert json.loads((output / "metrics.json").read_text())["baselines"] == {}
+def test_a_trial_without_its_report_is_trained_again(tune, toy_model: Path, tokenizer, tmp_path: Path, capsys) -> None:
+    output = tune("classify", reviews(40, 1), epochs=1, no_baseline=True)
+    assert results(output)[0]["baselines"] == {}
     assert "words alone" not in capsys.readouterr().out
-    task = Classify(settings, Tokenizer.load(toy_model))
-    rows = task.read(LabelledInput(call["train"], "--train"))
+    task = Classify(Settings(epochs=1, learning_rate=1e-3).resolve("classify", 32), tokenizer)
+    rows = task.read(LabelledInput(f"{tmp_path}/train.jsonl", "--train"))
     task.set_labels(rows, [])
     tuner = training.FineTuner(task, toy_model, {"train": rows, "validation": rows[:10]}, torch.device("cpu"))
     report = tuner.train_once(tmp_path / "0")

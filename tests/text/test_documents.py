@@ -123,10 +123,11 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, ending: s
     plain = FORMATS[ending](["".join(draw.choices("abcdefgh ", k=40)) for _ in range(2000)])
     whole = COMPRESS[compression](plain)
     half = len(whole) // 2
-    overwritten = whole[:half] + bytes(byte ^ 0xFF for byte in whole[half : half + 64]) + whole[half + 64 :]
+    damaged = [whole[:half], plain]
+    if compression != ".zst":  # whose checksum is optional
+        damaged.append(whole[:half] + bytes(64) + whole[half + 64 :])
     path = tmp_path / f"a{ending}{compression}"
-    # The checksum of .zst is optional.
-    for content in (whole[:half], plain, *([overwritten] if compression != ".zst" else [])):
+    for content in damaged:
         assert str(path) in refusal(write(path, content)).where
 
 

@@ -23,25 +23,23 @@ COMMON = [*"aB. !?\n\t…。？\"”'’)中文é\u200b\u3000\xa0", "Dr. ", "e.g
 TEXTS = st.lists(st.sampled_from(COMMON), max_size=300).map("".join)
 
 
-@given(text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), TEXTS))
+@given(
+    text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), TEXTS),
+    cuts=st.lists(st.integers(0, 300), max_size=4),
+    window=st.sampled_from([1, 7, 40, 1 << 20]),
+)
 @pytest.mark.parametrize(("splitter", "language"), [("sentencex", "en"), ("sentencex", "zh"), ("lines", "en")])
-def test_no_character_is_lost_and_no_sentence_is_blank(text: str, splitter: str, language: str) -> None:
-    found = split(text, splitter, language)
-    assert squeezed("".join(found)) == squeezed(text)
-    assert all(sentence and "\n" not in sentence and sentence == sentence.strip() for sentence in found)
-
-
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4), window=st.sampled_from([1, 7, 40, 1 << 20]))
-def test_text_is_kept_across_windows_and_blocks(text: str, cuts: list[int], window: int) -> None:
+def test_all_text_is_kept_across_windows_and_blocks(text: str, cuts, window, splitter: str, language: str) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    passages = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "WINDOW_CHARACTERS", window)
-        splitter = SentenceSplitter("sentencex", "en")
+        one = SentenceSplitter(splitter, language)
         for _ in range(2):  # nothing of one document is left for the next
-            passages = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
-            found = [sentence for passage in passages for sentence in splitter.split(passage, ends_document=False)]
-            found += splitter.split("", ends_document=True)
+            found = [sentence for passage in passages for sentence in one.split(passage, ends_document=False)]
+            found += one.split("", ends_document=True)
             assert squeezed("".join(found)) == squeezed(text)
+            assert all(sentence and "\n" not in sentence and sentence == sentence.strip() for sentence in found)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

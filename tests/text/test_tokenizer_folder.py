@@ -37,21 +37,26 @@ def set_json(path: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_ids_equal_transformers_for_all_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Folders of BERT's own, of `transformers`, of its backend alone, and with a tokenizer.json of other settings."""
     from transformers import AutoTokenizer
 
-    hub = write_vocabulary(tmp_path / "hub")  # as BERT's own folders are
-    set_json(hub / "tokenizer_config.json", model_max_length=512, **settings)
-    set_json(hub / "config.json", model_type="bert")
-    theirs = AutoTokenizer.from_pretrained(hub)
+    Tokenizer(TOKENS, **VARIANTS[0]).save(tmp_path / "contradicted")
+    for name in ("hub", "contradicted"):
+        folder = write_vocabulary(tmp_path / name)
+        set_json(folder / "tokenizer_config.json", model_max_length=512, **settings)
+        set_json(folder / "config.json", model_type="bert")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hub")
     theirs.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved" / "vocab.txt").exists()
     shutil.copytree(tmp_path / "saved", tmp_path / "backend alone")
     (tmp_path / "backend alone" / "tokenizer_config.json").unlink()
-    for name in ("hub", "saved", "backend alone"):
-        ours = Tokenizer.load(tmp_path / name)
-        assert ours.tokens == TOKENS
-        for text in TEXTS:
-            expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    contradicted = AutoTokenizer.from_pretrained(tmp_path / "contradicted")
+    for text in TEXTS:
+        expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert contradicted(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == expected
+        for name in ("hub", "contradicted", "saved", "backend alone"):
+            ours = Tokenizer.load(tmp_path / name)
+            assert ours.tokens == TOKENS
             assert ours.encode_text(text) == expected
 
 
@@ -63,16 +68,6 @@ def test_unknown_casing_is_refused_without_the_flag(tmp_path: Path) -> None:
         assert Tokenizer.load(folder, lowercase=lowercase).encode_text("The") == [TOKENS.index(token)]
     set_json(folder / "tokenizer_config.json", do_lower_case=False)
     assert Tokenizer.load(folder, lowercase=False).encode_text("The") == [TOKENS.index("The")]
-
-
-def test_tokenizer_config_takes_precedence_over_tokenizer_json(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True).save(tmp_path)
-    set_json(tmp_path / "tokenizer_config.json", do_lower_case=False)
-    set_json(tmp_path / "config.json", model_type="bert")
-    expected = AutoTokenizer.from_pretrained(tmp_path)("The café", add_special_tokens=False)["input_ids"]
-    assert Tokenizer.load(tmp_path).encode_text("The café") == expected == [TOKENS.index("The"), TOKENS.index("café")]
 
 
 VOCABULARY = {token: index for index, token in enumerate(TOKENS)}
