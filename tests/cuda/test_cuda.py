@@ -1,14 +1,12 @@
 """Regression tests on a fake CUDA device: waits, launches, compilations, memory traffic and peak memory of a step."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cuda.conftest import OnFakeCuda
 
 GRAPH_LAUNCHES = 20  # of a step as one CUDA graph
-SYNCHRONIZE = "torch.cuda.synchronize"
 
 
 def test_recorder_detects_every_wait(on_fake_cuda: OnFakeCuda) -> None:
@@ -59,19 +57,14 @@ def test_captured_step_has_no_waits_or_copies_and_does_not_depend_on_data(on_fak
         assert one["outside"] <= GRAPH_LAUNCHES, one["combination"]
 
 
-@pytest.fixture(scope="module")
-def traced(on_fake_cuda: OnFakeCuda, small_data: Path) -> Any:
-    return on_fake_cuda("traces.loop_evaluation_snapshot", small_data)
-
-
-def test_loop_waits_at_log_lines_only(traced: Any) -> None:
+def test_loop_waits_at_log_lines_only_evaluation_once_and_snapshot_never(
+    on_fake_cuda: OnFakeCuda, small_data: Path
+) -> None:
+    traced = on_fake_cuda("traces.loop_evaluation_snapshot", small_data)
     # It also waits after the first step, which is not timed because it compiles kernels.
     # A log line reads the sums and the number of skipped steps in a row.
     assert {step: len(waits) for step, waits in traced["loop"].items()} == {1: 1, 3: 3, 6: 3}, traced["loop"]
-    assert {waits[0] for waits in traced["loop"].values()} == {SYNCHRONIZE}
-
-
-def test_evaluation_waits_once_and_snapshot_never(traced: Any) -> None:
+    assert {waits[0] for waits in traced["loop"].values()} == {"torch.cuda.synchronize"}
     assert traced["evaluated_batches"] > 1
     assert len(traced["evaluation"]) == 1, traced["evaluation"]
     assert traced["snapshot_waits"] == []

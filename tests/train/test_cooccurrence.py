@@ -100,16 +100,6 @@ def test_relation_scores_the_token_that_follows_a_context_highest() -> None:
     assert norms[1] < 1e-3 * norms[0]
 
 
-def test_relation_of_few_tokens_is_in_the_span_of_their_vectors() -> None:
-    cooccurrences = pairs_of([int(token) for token in np.random.default_rng(0).integers(1, 21, 5000)], 21)
-    words = word_vectors(cooccurrences, 256, 0.02, seed=1)
-    matrix = relation(cooccurrences, words, -1, torch.zeros(256, 256))
-    basis = torch.linalg.qr(words.vectors[words.known].T)[0]
-    assert matrix.norm() > 0
-    assert (matrix - basis @ (basis.T @ matrix)).norm() < 0.01 * matrix.norm()
-    assert (matrix - matrix @ basis @ basis.T).norm() < 0.01 * matrix.norm()
-
-
 def test_text_without_pairs_gives_no_vectors(new_data_folder: NewData, monkeypatch) -> None:
     monkeypatch.setattr(initial_weights, "MAX_TOKENS", 0)
     data = DataFolder.open(new_data_folder())

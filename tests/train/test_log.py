@@ -1,5 +1,6 @@
 """Metrics are truncated on resume, sent to trackers and checked for hints."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,8 +81,7 @@ def test_missing_or_failing_tracker_is_an_error_after_the_partial_manifest_is_wr
 
 def test_hints_are_printed_once_and_can_be_recomputed_from_the_run_folder(fit: Fit, capsys) -> None:
     def printed() -> list[str]:
-        lines = capsys.readouterr().out.splitlines()
-        return [line[line.index("hint: ") :] for line in lines if "hint: " in line and " (" in line]
+        return re.findall(r"hint: .* \(.*", capsys.readouterr().out)
 
     config = {"max_steps": 60, "peak_lr": 3.0, "warmup_ratio": 0.1, "log_every": 2, "eval_every": 20, "save_every": 30}
     run = fit(**config)

@@ -54,18 +54,15 @@ def test_fused_softmax_equals_the_plain_one() -> None:
     bias[90:] = -torch.inf  # padded columns
     labels = torch.randint(0, 90, (37,), generator=generator)
     labels[-5:] = IGNORE_INDEX
-    plain, fused, d_bias = logits.clone(), logits.clone(), torch.zeros(96)
-    expected = module._softmax_in_place(plain, bias, Targets(labels), 2.0, d_bias, True)
-    torch.testing.assert_close(module._fused_softmax_in_place(fused, bias, Targets(labels), 2.0), expected)
-    torch.testing.assert_close(fused, plain)
-    torch.testing.assert_close(fused.sum(dim=0), d_bias)
     # The labels of a sampled softmax are column 90. Some are also candidates, which their rows exclude.
     own_logits = torch.randn(37, generator=generator)
-    targets = Targets(torch.where(labels < 0, labels, 90), own_logits, labels.clamp(min=0))
-    plain, fused = logits.clone(), logits.clone()
-    expected = module._softmax_in_place(plain, bias, targets, 2.0, d_bias, True)
-    torch.testing.assert_close(module._fused_softmax_in_place(fused, bias, targets, 2.0), expected)
-    torch.testing.assert_close(fused, plain)
+    sampled = Targets(torch.where(labels < 0, labels, 90), own_logits, labels.clamp(min=0))
+    for targets in (Targets(labels), sampled):
+        plain, fused, d_bias = logits.clone(), logits.clone(), torch.zeros(96)
+        expected = module._softmax_in_place(plain, bias, targets, 2.0, d_bias, True)
+        torch.testing.assert_close(module._fused_softmax_in_place(fused, bias, targets, 2.0), expected)
+        torch.testing.assert_close(fused, plain)
+        torch.testing.assert_close(fused.sum(dim=0), d_bias)
     assert (plain[torch.arange(32), labels[:32]] == 0).all()
     assert (plain[:32, 90] < 0).all()
 

@@ -1,6 +1,5 @@
 """The model card: the Hub can read it, its metrics are those of the run, and names are escaped."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from huggingface_hub import ModelCard
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import fine_tuning_rate, load_model
 from bert_pretrain.text.sources import Source
 from bert_pretrain.train import run as run_module
@@ -41,7 +41,7 @@ def test_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     data = card.data
     assert (data.library_name, data.pipeline_tag, data.language) == ("transformers", "fill-mask", "en")
     assert data.license is None
-    manifest = json.loads((finished / "manifest.json").read_text())
+    manifest = read_json(finished / "manifest.json")
     validation = manifest["validation"]
     assert f"| MLM loss (nats per masked token) | {validation['validation_mlm_loss']:.4f} |" in card.text
     assert f"| NSP accuracy | {validation['validation_nsp_accuracy']:.2%} ± " in card.text

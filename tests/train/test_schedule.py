@@ -83,21 +83,13 @@ def test_run_ends_at_its_last_step_or_when_its_time_is_up() -> None:
     assert Length(None, 60.0).is_over(0, 50.0, reserve=10.0)
 
 
-def test_clock_tells_what_is_due_after_a_step() -> None:
+def test_a_signal_saves_and_after_a_stop_signal_no_evaluation_delays_the_end() -> None:
     config = TrainConfig(max_steps=11, log_every=2, eval_every=3, save_every=4)
-    clock = RunClock(config, Length(11), Progress(), SINGLE_PROCESS, is_start=True, slow_steps_left=1)
-    due = {}
-    for step in range(1, 12):
-        assert not clock.is_over
-        clock.progress.step = step
-        clock.advance(0)
-        due[step] = clock.due()
-    assert clock.is_over
-    assert due[1] == due[5] == due[7] == []
-    assert (due[2], due[3], due[4]) == (["log"], ["evaluate"], ["log", "save"])
-    assert due[11] == ["log", "evaluate", "save"]
-    clock.progress.step = 6
-    clock.advance(signal.SIGUSR1)
-    assert clock.due() == ["log", "evaluate", "save"]
-    clock.advance(signal.SIGTERM)
-    assert clock.due() == ["log", "save"]  # no evaluation delays the end
+    clock = RunClock(config, Length(11), Progress(step=6), SINGLE_PROCESS, is_start=True, slow_steps_left=1)
+    for number, due in (
+        (0, ["log", "evaluate"]),
+        (signal.SIGUSR1, ["log", "evaluate", "save"]),
+        (signal.SIGTERM, ["log", "save"]),
+    ):
+        clock.advance(number)
+        assert clock.due() == due
