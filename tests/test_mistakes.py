@@ -3,13 +3,11 @@
 import codecs
 import gzip
 import json
-import lzma
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,15 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path, data_fol
     return place
 
 
-def _xz_with_huge_dictionary() -> bytes:
-    """Return a small `.xz` file with a header that asks for 4 GiB of memory."""
-    packed = bytearray(lzma.compress(TEXT.encode()))
-    block = packed[12 : 12 + 4 * (packed[12] + 1) - 4]  # the block header, without its checksum
-    block[block.index(b"\x21\x01") + 2] = 40
-    packed[12 : 12 + len(block) + 4] = block + zlib.crc32(block).to_bytes(4, "little")
-    return bytes(packed)
-
-
 FILES: dict[str, str | bytes] = {
     "a.txt": TEXT,
     "empty.txt": "",
@@ -60,7 +49,6 @@ FILES: dict[str, str | bytes] = {
     "gbk.txt": "天气很好，我们去看海。".encode("gbk"),
     "cut.json": '[{"text": "a"}, {"text"',
     "damaged.txt.gz": gzip.compress(TEXT.encode())[:-12],
-    "huge.txt.xz": _xz_with_huge_dictionary(),
     "a.jsonl": '{"text": "a"}\n{broken\n',
     "list.jsonl": '["a"]\n',
     "number.jsonl": '{"text": 5}\n',
@@ -118,7 +106,6 @@ MISTAKES = {  # a call, and the place that its message names
     "no encoding": ("vocab gbk.txt --output v --encoding gb18031", "--encoding"),
     "json array that is cut off": ("vocab cut.json --output v", "cut.json: record 2"),
     "cut archive": ("vocab damaged.txt.gz --output v", "damaged.txt.gz"),
-    "archive that needs gigabytes": ("vocab huge.txt.xz --output v", "huge.txt.xz"),
     "broken jsonl": ("vocab a.jsonl --output v", "a.jsonl: line 2"),
     "record that is a list": ("vocab list.jsonl --output v", "list.jsonl: record 1"),
     "text that is a number": ("vocab number.jsonl --output v", "number.jsonl: line 1"),

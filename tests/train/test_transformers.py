@@ -67,11 +67,11 @@ def test_every_class_tokenizer_and_pipeline_open_every_model_folder(finished: Pa
 
 FRESH = {
     "pretraining": (),
-    "masked": ("bert.pooler.", "cls.seq_relationship."),
-    "pairs": ("cls.predictions.",),
-    "bare": ("cls.",),
-    "unpooled": ("bert.pooler.", "cls."),
-    "classifier": ("cls.",),
+    "masked": ("pooler.", "nsp_head."),
+    "pairs": ("mlm_head.",),
+    "bare": ("mlm_head.", "nsp_head."),
+    "unpooled": ("pooler.", "mlm_head.", "nsp_head."),
+    "classifier": ("mlm_head.", "nsp_head."),
 }
 
 
