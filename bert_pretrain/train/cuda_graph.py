@@ -24,7 +24,7 @@ USED_MEMORY_SHARE = 0.9  # of the memory that is not allocated, for a graph and 
 # Largest accepted differences of metrics and of weights between a graph's first result and a step without a graph,
 # relative to the update. The limit of weights is larger, because sums of gradients are not deterministic.
 MAX_DIFFERENCES = (1e-4, 0.3)
-# Computes a step from micro-batches, the numbers of predictions and pairs, (2,), and the learning rate, ().
+# Computes a step from micro-batches, the `GlobalBatch.counts`, (3,), and the learning rate, ().
 Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
 
 
@@ -68,7 +68,7 @@ class StepGraphs:
         device = model.mlm_head.bias.device
         self._pool: Any = None
         self._stream: Any = None
-        self._counts = torch.zeros(2, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(3, dtype=torch.float64, device=device)
         self._rate = torch.zeros((), device=device)
         self._graphs: dict[tuple[object, ...], Graph | None] = {}
         self._trials: list[Trial] = []
@@ -104,8 +104,8 @@ class StepGraphs:
 
         def launch(graph: Graph) -> None:
             torch._foreach_copy_(list(graph.inputs.tensors().values()), list(micro_batch.tensors().values()))
-            self._counts[0].fill_(batch.num_predictions)
-            self._counts[1].fill_(batch.num_pairs)
+            for count, number in zip(self._counts, batch.counts, strict=True):
+                count.fill_(number)
             self._rate.fill_(learning_rate)
             seed()
             graph.launch()

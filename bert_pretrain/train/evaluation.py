@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
@@ -19,7 +18,7 @@ from bert_pretrain.model.sequences import open_bert
 from bert_pretrain.train import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches
-from bert_pretrain.train.loss import LossSums, PretrainingLoss
+from bert_pretrain.train.loss import LossSums, PretrainingLoss, extra_metrics
 from bert_pretrain.train.packing import Batch
 
 MLM_WEIGHTS = ("embeddings", "encoder", "mlm_head")  # parts of a network for masked tokens
@@ -81,7 +80,7 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_batches(
-    losses: nn.Module,
+    losses: PretrainingLoss,
     batches: Iterable[Batch],
     device: torch.device,
     dtype: torch.dtype,
@@ -89,24 +88,25 @@ def evaluate_batches(
 ) -> dict[str, float]:
     """Return the metrics of `evaluate`, with `nsp_` metrics if examples are pairs. Restore the training mode.
 
+    The extra metrics of the losses are the last ones.
     `batches` is this rank's share of a split.
     """
     was_training = losses.training
     losses.eval()
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
-    counts = torch.zeros(3, dtype=torch.int64)
+    totals = torch.zeros(len(losses.eval_extras) + 4, dtype=torch.float64, device=device)
+    counts = torch.zeros(4, dtype=torch.int64)
     with (
         contextlib.closing(Prefetcher(iter(batches), device)) as ready,
         torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
     ):
         for batch in ready:
             sums: LossSums = losses(batch)
-            totals += torch.stack([value.to(totals.dtype) for value in sums])
+            totals += torch.stack([value.to(totals.dtype) for value in (*sums.extras, *sums[:4])])
             num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
-            counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
+            counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions, batch.num_tokens])
     losses.train(was_training)
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
-    examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
+    *extras, mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
+    examples, pairs, predictions, tokens = dist_context.all_reduce_sum(counts).tolist()
     metrics = {
         "mlm_loss": mlm_loss / predictions,
         "mlm_accuracy": mlm_correct / predictions,
@@ -117,4 +117,4 @@ def evaluate_batches(
         metrics["nsp_accuracy"] = nsp_correct / pairs
     metrics["examples"] = examples
     metrics["predictions"] = predictions
-    return metrics
+    return metrics | extra_metrics(losses.eval_extras, [tokens, *extras], predictions)

@@ -28,6 +28,7 @@ from bert_pretrain.io.manifest import is_in_place, moved_while_writing
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import METRICS, perplexity
 from bert_pretrain.report.diagnosis import Diagnosis
+from bert_pretrain.train.loss import extra_metrics
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.state import Progress, StepSums, TrainState
 
@@ -35,6 +36,7 @@ Record = Mapping[str, Any]
 # A service that receives metrics: its functions to log metrics at a step, and to close it.
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "examples", "documents")
+NOT_LOGGED = ("mlm_perplexity", "predictions")  # metrics of an evaluation that follow from others, or are constant
 # What the console shows of a line if the metric is in it and not 0.
 CONSOLE = {
     "loss": "loss {loss:7.4f}",
@@ -115,7 +117,8 @@ class RunLog:
     def validation(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Log the metrics of an evaluation."""
         metrics = {**metrics, "documents": self._run.data.num_documents("validation")}
-        line = {f"validation_{name}": metrics.get(name) for name in VALIDATION}
+        names = dict.fromkeys((*VALIDATION, *metrics))
+        line = {f"validation_{name}": metrics.get(name) for name in names if name not in NOT_LOGGED}
         self._write({"step": step, **line}, "validation/")
 
     def _write(self, line: dict[str, Any], group: str) -> None:
@@ -184,6 +187,7 @@ def training_line(
         "mlm_accuracy": _ratio(sums.mlm_correct, sums.predictions),
         "nsp_loss": _ratio(sums.nsp_loss, sums.pairs),
         "nsp_accuracy": _ratio(sums.nsp_correct, sums.pairs),
+        **extra_metrics(state.losses.extras, sums.extras, sums.predictions),
         "learning_rate": rate,
         "grad_norm": _ratio(sums.grad_norm, updates),
         "examples_per_second": _ratio(interval.timed_examples, seconds),

@@ -3,8 +3,12 @@
 The sums are later divided by the number of predictions in the global batch, not in the micro-batch, so that the
 gradient does not depend on the division into micro-batches. The loss of masked tokens is in `decoder_loss.py`. In
 training it may use a sampled softmax, see `sampled_softmax.py`.
+
+A module of another loss derives from `PretrainingLoss`. It may name extra sums, which become metrics.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +22,21 @@ from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.sampled_softmax import sampled_softmax_loss
 
 
+class Extra(NamedTuple):
+    """A sum that a loss has besides those of every loss. Its metric is a mean."""
+
+    name: str  # of the metric
+    per: str  # what the sum is divided by: "predictions", "tokens" or the name of another extra sum
+
+
+class Counts(NamedTuple):
+    """Counts of a global batch, at least 1, each a scalar."""
+
+    predictions: Tensor
+    pairs: Tensor
+    tokens: Tensor
+
+
 class LossSums(NamedTuple):
     """Sums over a micro-batch, each a scalar on the model's device."""
 
@@ -25,6 +44,7 @@ class LossSums(NamedTuple):
     nsp_loss: Tensor  # nats, over sentence pairs; 0 without pairs
     mlm_correct: Tensor
     nsp_correct: Tensor
+    extras: tuple[Tensor, ...] = ()  # those that `PretrainingLoss` names
 
     def mean(self, num_predictions: float | Tensor, num_pairs: float | Tensor) -> Tensor:
         """Return this micro-batch's part of the mean loss of a global batch. Both counts must be at least 1."""
@@ -34,6 +54,9 @@ class LossSums(NamedTuple):
 class PretrainingLoss(nn.Module):
     """Model and losses in one module, for DDP to wrap."""
 
+    extras: tuple[Extra, ...] = ()  # in training
+    eval_extras: tuple[Extra, ...] = ()  # in evaluation
+
     def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
@@ -41,6 +64,20 @@ class PretrainingLoss(nn.Module):
 
     def forward(self, batch: Batch) -> LossSums:
         return pretraining_loss(self.model, batch, compiled=self.compiled and torch.is_grad_enabled())
+
+    def mean(self, sums: LossSums, counts: Counts) -> Tensor:
+        """Return the part of the loss of a global batch that sums over some of its examples contribute."""
+        return sums.mean(counts.predictions, counts.pairs)
+
+
+def extra_metrics(extras: Sequence[Extra], sums: Sequence[float], num_predictions: float) -> dict[str, float]:
+    """Return the metrics of extra sums by name, NaN where the divisor is 0.
+
+    `sums` are the number of tokens and the extra sums. Without extra sums, they are not used.
+    """
+    totals = {"predictions": num_predictions}
+    totals |= zip(("tokens", *(extra.name for extra in extras)), sums, strict=False)
+    return {extra.name: totals[extra.name] / totals[extra.per] if totals[extra.per] else math.nan for extra in extras}
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:

@@ -60,6 +60,15 @@ class Batch:
             return None
         return Candidates(self.candidate_ids, self.candidate_log_probabilities)
 
+    @property
+    def is_real(self) -> Tensor:
+        """Which tokens are not of the tail, (tokens,) bool. A CUDA graph may compute it for any tail.
+
+        All positions of a tail are 0. The first token of an example is followed by one with position 1.
+        """
+        is_later = self.position_ids > 0
+        return is_later | is_later.roll(-1)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -79,6 +88,11 @@ class GlobalBatch:
     num_predictions: int
     num_tokens: int
     sum_squared_lengths: int
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The counts by which sums of losses are divided: predictions, pairs and tokens."""
+        return self.num_predictions, self.num_pairs, self.num_tokens
 
     def to(self, device: torch.device) -> "GlobalBatch":
         return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,5 +1,6 @@
 """The complete state of a run: saved in a checkpoint, and restored on resume."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.flops import batch_flops
+from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import Optimizers
 from bert_pretrain.train.packing import GlobalBatch
 
@@ -65,7 +67,10 @@ class LossScale(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """Metrics of one step, or their sums since the last log line. On the device they are one float64 tensor, (10,)."""
+    """Metrics of one step, or their sums since the last log line.
+
+    On the device they are one float64 tensor, (extras + 10,). It begins with the extras, if there are any.
+    """
 
     mlm_loss: float
     nsp_loss: float
@@ -77,11 +82,13 @@ class StepSums(NamedTuple):
     loss: float
     grad_norm: float
     skipped_in_a_row: float  # up to now; a log line does not reset it
+    extras: Sequence[float] = ()  # the number of tokens and the extra sums of a loss that has some
 
     @staticmethod
     def read(sums: Tensor) -> "StepSums":
         """Copy the sums to the host. Wait for the device."""
-        return StepSums(*sums.tolist())
+        values = sums.tolist()
+        return StepSums(*values[-10:])._replace(extras=values[:-10])
 
 
 @dataclass
@@ -96,13 +103,15 @@ class TrainState:
     interval: IntervalCounts = field(default_factory=IntervalCounts)
 
     def __post_init__(self) -> None:
-        # (10,): `StepSums` since the last log line, in float64, so that counts are exact
-        self.sums = torch.zeros(10, dtype=torch.float64, device=next(self.model.parameters()).device)
+        extras = self.losses.extras
+        size = 10 + (1 + len(extras) if extras else 0)
+        # (extras + 10,): `StepSums` since the last log line, in float64, so that counts are exact
+        self.sums = torch.zeros(size, dtype=torch.float64, device=next(self.model.parameters()).device)
 
     @property
-    def losses(self) -> nn.Module:
+    def losses(self) -> PretrainingLoss:
         """The model with its losses, without the DDP wrapper."""
-        return cast(nn.Module, getattr(self.network, "module", self.network))
+        return cast(PretrainingLoss, getattr(self.network, "module", self.network))
 
     def count(self, batch: GlobalBatch) -> None:
         """Count a finished step."""

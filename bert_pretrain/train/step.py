@@ -14,7 +14,7 @@ from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
-from bert_pretrain.train.loss import LossSums
+from bert_pretrain.train.loss import Counts, LossSums, PretrainingLoss
 from bert_pretrain.train.optimizers import update
 from bert_pretrain.train.packing import Batch, GlobalBatch
 from bert_pretrain.train.state import StepSums, TrainState
@@ -45,21 +45,29 @@ def train_step(
     def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        divisors = counts.clamp(min=1.0)
         parts = _add_gradients(
             state,
             micro_batches,
             len(batch.micro_batches),
-            counts,
+            Counts(*divisors.float().unbind()),
             dtype,
             dist_context,
         )
         norm = _clip(state, config.max_grad_norm)
-        metrics = _step_metrics(parts, counts, norm, dist_context)
-        is_finite = metrics.isfinite().all()
-        update(state.optimizers, rate, ~is_finite)
+        totals = _totals(parts, counts, dist_context)
+        metrics = _step_metrics(
+            state.losses,
+            totals,
+            counts,
+            Counts(*divisors.unbind()),
+            norm,
+        )
+        is_skipped = ~metrics.isfinite().all()
+        update(state.optimizers, rate, is_skipped)
         if state.loss_scale is not None:
-            state.loss_scale.update(~is_finite)
-        _add_metrics(state.sums, metrics, is_finite)
+            state.loss_scale.update(is_skipped)
+        _add_metrics(state.sums, metrics, is_skipped)
 
     seeded = functools.partial(
         _seeded,
@@ -79,9 +87,8 @@ def train_step(
     ):
         return
     # `new_full` fills on the device. `torch.tensor` would copy from the host and wait.
-    num_predictions = state.sums.new_full((), batch.num_predictions)
-    num_pairs = state.sums.new_full((), batch.num_pairs)
-    compute(seeded(), torch.stack([num_predictions, num_pairs]), learning_rate)
+    counts = [state.sums.new_full((), number) for number in batch.counts]
+    compute(seeded(), torch.stack(counts), learning_rate)
     if graphs is not None:
         graphs.check()
 
@@ -103,12 +110,12 @@ def _add_gradients(
     state: TrainState,
     micro_batches: Iterable[Batch],
     num_micro_batches: int,
-    counts: Tensor,
+    counts: Counts,
     dtype: torch.dtype,
     dist_context: DistContext,
 ) -> list[LossSums]:
-    """Accumulate gradients over micro-batches. Divide losses by `counts`, (2,), of predictions and pairs."""
-    num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
+    """Accumulate gradients over micro-batches. Divide losses by the counts of the global batch."""
+    device = counts.predictions.device.type
     # DDP averages gradients over ranks, but the losses of ranks must be summed.
     scale: float | Tensor = dist_context.size
     if state.loss_scale is not None:
@@ -116,13 +123,13 @@ def _add_gradients(
     parts: list[LossSums] = []
     # One autocast region covers all micro-batches, so that each weight is cast once per step (per micro-batch if layers
     # are compiled). The inner region disables autocast for the backward pass but keeps the cached casts.
-    with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         for micro_batch in micro_batches:
             with gradient_sync(state.network, is_last=len(parts) == num_micro_batches - 1):
                 try:
                     part: LossSums = state.network(micro_batch)
-                    loss = part.mean(num_predictions, num_pairs) * scale
-                    with torch.autocast(counts.device.type, enabled=False):
+                    loss = state.losses.mean(part, counts) * scale
+                    with torch.autocast(device, enabled=False):
                         loss.backward()  # type: ignore[no-untyped-call]
                 except torch.OutOfMemoryError as error:
                     raise MicroBatchTooLarge from error
@@ -144,25 +151,32 @@ def _clip(state: TrainState, max_grad_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def _step_metrics(
-    parts: list[LossSums],
-    counts: Tensor,
-    norm: Tensor,
-    dist_context: DistContext,
-) -> Tensor:
-    """Return the `StepSums` of a step that is not skipped, (10,)."""
-    values = torch.stack([value.to(counts.dtype) for part in parts for value in part])
-    totals = dist_context.all_reduce_sum(values.view(len(parts), -1).sum(dim=0))  # (4,)
-    mean_losses = totals[:2] / counts.clamp(min=1.0)
-    zero = torch.zeros_like(totals[0])
-    end = torch.stack([zero, mean_losses.sum(), norm.to(counts.dtype), zero])
-    return torch.cat([totals, counts, end])
+def _totals(parts: list[LossSums], counts: Tensor, dist_context: DistContext) -> Tensor:
+    """Return the sums over the global batch, (extras + 4,), the extras first."""
+    values = [value.to(counts.dtype) for part in parts for value in (*part.extras, *part[:4])]
+    return dist_context.all_reduce_sum(torch.stack(values).view(len(parts), -1).sum(dim=0))
 
 
 @torch.no_grad()
-def _add_metrics(sums: Tensor, metrics: Tensor, is_finite: Tensor) -> None:
-    """Add a step's metrics to the sums. If they are not finite, only count the step as skipped."""
-    sums += torch.where(is_finite, metrics, 0.0)
-    by_name = dict(zip(StepSums._fields, sums.unbind(), strict=True))
-    by_name["skipped"].add_(~is_finite)
-    by_name["skipped_in_a_row"].add_(1.0).mul_(~is_finite)
+def _step_metrics(
+    losses: PretrainingLoss,
+    totals: Tensor,
+    counts: Tensor,
+    divisors: Counts,
+    norm: Tensor,
+) -> Tensor:
+    """Return the `StepSums` of a step that is not skipped, (extras + 10,)."""
+    sums = LossSums(*totals[-4:])._replace(extras=totals[:-4].unbind())
+    zero = torch.zeros_like(norm, dtype=counts.dtype)
+    end = torch.stack([zero, losses.mean(sums, divisors), norm.to(counts.dtype), zero])
+    num_tokens = counts[2:] if losses.extras else counts[:0]
+    return torch.cat([num_tokens, totals, counts[:2], end])
+
+
+@torch.no_grad()
+def _add_metrics(sums: Tensor, metrics: Tensor, is_skipped: Tensor) -> None:
+    """Add a step's metrics to the sums. If it is skipped, only count it as skipped."""
+    sums += torch.where(is_skipped, 0.0, metrics)
+    by_name = dict(zip(StepSums._fields, sums[-10:].unbind(), strict=False))
+    by_name["skipped"].add_(is_skipped)
+    by_name["skipped_in_a_row"].add_(1.0).mul_(is_skipped)

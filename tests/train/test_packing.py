@@ -124,6 +124,7 @@ def test_static_micro_batches_have_few_shapes_and_short_tails(rows: int, budget:
             tail_sequences = len(bounds) - 1 - micro.num_sequences
             assert tokens - micro.num_tokens <= 0.02 * len(table.input_ids) / len(micros) + tail_sequences
             assert len(micro.masked_positions) >= micro.num_predictions
+            assert micro.is_real.tolist() == [token < micro.num_tokens for token in range(tokens)]
             shapes.add((tokens, len(bounds), micro.max_seqlen))
     assert len({(count, longest) for _, count, longest in shapes}) == 1
     assert len({tokens for tokens, _, _ in shapes}) <= 25
