@@ -129,7 +129,7 @@ DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_pa
 Inputs = Annotated[tuple[str, ...], AfterValidator(_check_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
 _WEIGHTS = Field(examples=[{"a.txt": 3}])
 Weights = Annotated[dict[str, Float], BeforeValidator(_parse_per_input), _WEIGHTS]
-Architecture = Literal["bert", "modernbert"]
+Architecture = Literal["bert", "modernbert", "albert"]
 Tracker = Literal["tensorboard", "wandb"]
 _EMPTY = BeforeValidator(lambda value: {} if value is None else value)  # an empty section in YAML (`data:`) is null
 Overrides = Annotated[dict[str, Any], _EMPTY, Field(examples=[{"seed": 1}])]
@@ -234,7 +234,8 @@ class ModelConfig(_Section):
     """The network, with the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
 
     architecture: Architecture = "bert"
-    """BERT (Devlin et al., 2018), or ModernBERT (Warner et al., 2024), which has no sentence pairs."""
+    """BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024), which has no sentence pairs, or ALBERT (Lan et al.,
+    2019), whose layers share their weights."""
     hidden_size: PositiveInt = 768
     """Width of the hidden states."""
     num_hidden_layers: PositiveInt = 12
@@ -267,10 +268,20 @@ class ModelConfig(_Section):
     """ModernBERT: base of the rotary positions in layers that attend to the whole sequence."""
     local_rope_theta: Float = 10_000.0
     """ModernBERT: base of the rotary positions in layers with a window."""
+    embedding_size: PositiveInt | None = None
+    """ALBERT: width of the embeddings, which a matrix projects on `hidden_size`; null: `hidden_size`."""
 
     @property
     def is_modern(self) -> bool:
         return self.architecture == "modernbert"
+
+    @property
+    def is_albert(self) -> bool:
+        return self.architecture == "albert"
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size or self.hidden_size
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelConfig":
@@ -283,6 +294,10 @@ class ModelConfig(_Section):
             )
         if not self.is_modern and not self.biases:
             raise ValueError("biases is false; BERT has biases; set architecture to modernbert")
+        if self.embedding_size and not self.is_albert:
+            raise ValueError(f"embedding_size is {self.embedding_size}; only architecture: albert can set it")
+        if self.embedding_width > width:
+            raise ValueError(f"embedding_size {self.embedding_size} is above hidden_size {width}")
         return self
 
 

@@ -28,6 +28,9 @@ _HEADS = {  # class of `transformers`: the task, and the linear layer of its hea
     "ModernBertForSequenceClassification": ("classify", "classifier"),
     "ModernBertForTokenClassification": ("tag", "classifier"),
     "ModernBertForQuestionAnswering": ("answer", "classifier"),
+    "AlbertForSequenceClassification": ("classify", "classifier"),
+    "AlbertForTokenClassification": ("tag", "classifier"),
+    "AlbertForQuestionAnswering": ("answer", "qa_outputs"),
 }
 _REMEDY = "use a folder written by 'bert-pretrain finetune', or a model of the class " + ", ".join(_HEADS)
 

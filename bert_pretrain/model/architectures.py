@@ -14,9 +14,18 @@ from bert_pretrain.text.tokenizer import Tokenizer
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 OUTPUT_BIAS = "mlm_head.bias"
-DECODERS = {"bert": "cls.predictions.decoder.weight", "modernbert": "decoder.weight"}  # tied to the word embeddings
+DECODERS = {  # tied to the word embeddings
+    "bert": "cls.predictions.decoder.weight",
+    "modernbert": "decoder.weight",
+    "albert": "predictions.decoder.weight",
+}
 
-CLASSES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}  # of `transformers`
+CLASSES = {  # of `transformers`
+    "bert": "BertForPreTraining",
+    "modernbert": "ModernBertForMaskedLM",
+    "albert": "AlbertForPreTraining",
+}
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{}"
 
 # Module names: ours -> Hugging Face's. {} is the number of the layer.
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -55,8 +64,34 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "mlm_head.layer_norm": ("head.norm",),
         "mlm_head": ("decoder",),
     },
+    "albert": {
+        "embeddings.word_embeddings": ("albert.embeddings.word_embeddings",),
+        "embeddings.position_embeddings": ("albert.embeddings.position_embeddings",),
+        "embeddings.token_type_embeddings": ("albert.embeddings.token_type_embeddings",),
+        "embeddings.layer_norm": ("albert.embeddings.LayerNorm",),
+        "encoder.projection": ("albert.encoder.embedding_hidden_mapping_in",),
+        "encoder.layers.{}.attention.query_key_value": (
+            f"{_ALBERT_LAYER}.attention.query",
+            f"{_ALBERT_LAYER}.attention.key",
+            f"{_ALBERT_LAYER}.attention.value",
+        ),
+        "encoder.layers.{}.attention.output": (f"{_ALBERT_LAYER}.attention.dense",),
+        "encoder.layers.{}.attention_norm": (f"{_ALBERT_LAYER}.attention.LayerNorm",),
+        "encoder.layers.{}.intermediate": (f"{_ALBERT_LAYER}.ffn",),
+        "encoder.layers.{}.output": (f"{_ALBERT_LAYER}.ffn_output",),
+        "encoder.layers.{}.output_norm": (f"{_ALBERT_LAYER}.full_layer_layer_norm",),
+        "pooler.dense": ("albert.pooler",),
+        "mlm_head.dense": ("predictions.dense",),
+        "mlm_head.layer_norm": ("predictions.LayerNorm",),
+        "mlm_head": ("predictions",),
+        "nsp_head.dense": ("sop_classifier.classifier",),
+    },
 }
-_PREFIXES = {"bert": ("bert.", "cls."), "modernbert": ("model.", "head.", "decoder.")}
+_PREFIXES = {
+    "bert": ("bert.", "cls."),
+    "modernbert": ("model.", "head.", "decoder."),
+    "albert": ("albert.", "predictions.", "sop_classifier."),
+}
 # Settings of `ModelConfig` with another name in ModernBERT's configuration; the first name is read.
 _MODERN_SETTINGS = {
     "hidden_act": ("hidden_activation", "classifier_activation"),
@@ -69,13 +104,15 @@ _MODERN_SETTINGS = {
 DROPOUTS = {
     "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "modernbert": ("mlp_dropout", "embedding_dropout", "attention_dropout", "classifier_dropout"),
+    "albert": ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"),
 }
 _BERT_ONLY = ("type_vocab_size",)
 _MODERN_ONLY = ("biases", "global_attn_every_n_layers", "local_attention", "global_rope_theta", "local_rope_theta")
+_ONE_LAYER = {"num_hidden_groups": 1, "inner_group_num": 1}  # ALBERT's numbers of layers with their own weights
 
 
 def huggingface_names(name: str, architecture: str) -> list[str]:
-    """Return Hugging Face's names of a parameter: three for BERT's fused query, key and value, else one."""
+    """Return Hugging Face's names of a parameter: three for a fused query, key and value, but one in ModernBERT."""
     module, _, leaf = name.rpartition(".")
     layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
     pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
@@ -85,11 +122,12 @@ def huggingface_names(name: str, architecture: str) -> list[str]:
 def expected_shapes(config: ModelConfig, vocab_size: int, num_layers: int) -> dict[str, tuple[int, int]]:
     """Return the shapes of the embeddings and of two matrices of each layer, by Hugging Face's names."""
     hidden = config.hidden_size
-    shapes = {WORD_EMBEDDINGS: (vocab_size, hidden)}
+    width = config.embedding_width
+    shapes = {WORD_EMBEDDINGS: (vocab_size, width)}
     if not config.is_modern:
-        shapes[POSITIONS] = (config.max_position_embeddings, hidden)
-        shapes["embeddings.token_type_embeddings.weight"] = (config.type_vocab_size, hidden)
-    for number in range(num_layers):
+        shapes[POSITIONS] = (config.max_position_embeddings, width)
+        shapes["embeddings.token_type_embeddings.weight"] = (config.type_vocab_size, width)
+    for number in range(1 if config.is_albert else num_layers):
         layer = f"encoder.layers.{number}"
         shapes[f"{layer}.attention.query_key_value.weight"] = (3 * hidden, hidden)
         if config.is_modern:
@@ -109,7 +147,7 @@ def current_name(name: str, architecture: str) -> str:
         return f"model.{name}" if re.match(r"(embeddings|layers|final_norm)\.", name) else name
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
+    return f"{architecture}.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
 
 
 def is_own_weight(name: str, architecture: str) -> bool:
@@ -119,7 +157,9 @@ def is_own_weight(name: str, architecture: str) -> bool:
 
 def huggingface_settings(config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` that describes the network."""
-    settings = config.model_dump(mode="json", exclude={"architecture"})
+    settings = config.model_dump(mode="json", exclude={"architecture", "embedding_size"})
+    if config.is_albert:
+        settings |= {"embedding_size": config.embedding_width, **_ONE_LAYER}
     if not config.is_modern:
         for key in _MODERN_ONLY:
             del settings[key]
@@ -155,10 +195,15 @@ def model_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     if architecture == "modernbert":
         required = {"model_type": "modernbert", "decoder_bias": True, "tie_word_embeddings": True}
         content = _with_our_names(content)
+    elif architecture == "albert":
+        required |= {"model_type": "albert", **_ONE_LAYER}
+        content = {"hidden_act": "gelu_new", "embedding_size": 128, **content}
     for key, value in {**required, "hidden_act": "gelu"}.items():
         if content.get(key, value) != value:
             raise ValueError(f"{key} is {str(content[key])[:80]!r}; only {value!r} is supported")
     settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
+    if architecture != "albert":
+        settings.pop("embedding_size", None)
     return {**settings, "architecture": architecture}
 
 

@@ -1,12 +1,15 @@
-"""The networks: BERT with both pretraining heads (Devlin et al., 2018), and ModernBERT (Warner et al., 2024).
+"""The networks: BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024) and ALBERT (Lan et al., 2019).
 
 Sequences are packed: the tokens of a batch are concatenated, (tokens,), and `cu_seqlens` has the start of each
-sequence. The masked-language-model head runs on masked positions only. Outputs equal those of Hugging Face's
-`BertForPreTraining` and `ModernBertForMaskedLM`; `huggingface.py` maps the names of the weights.
+sequence. The masked-language-model head runs on masked positions only. Outputs equal those of Hugging Face's classes;
+`huggingface.py` and `architectures.py` map the names of the weights.
 
 ModernBERT has rotary positions (Su et al., 2021) instead of position embeddings, no token types, layer normalization
 before each block, a gated feed-forward layer (Shazeer, 2020), and attention within a window in two of three layers. It
 has no pooler and no head for sentence pairs.
+
+ALBERT is a BERT whose layers are one layer, applied several times. A matrix projects its embeddings, which may be
+narrower, on the width of the layer.
 """
 
 import math
@@ -42,8 +45,8 @@ def normalized(norm: nn.Module, hidden: Tensor) -> Tensor:
     return result.to(torch.get_autocast_dtype("cuda")) if is_autocast else result
 
 
-def make_norm(config: ModelConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps, bias=config.biases)
+def make_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm:
+    return nn.LayerNorm(width or config.hidden_size, config.layer_norm_eps, bias=config.biases)
 
 
 class Embeddings(nn.Module):
@@ -52,11 +55,12 @@ class Embeddings(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.is_rotary = config.is_modern
-        self.word_embeddings = nn.Embedding(vocab_size, config.hidden_size)
+        width = config.embedding_width
+        self.word_embeddings = nn.Embedding(vocab_size, width)
         if not self.is_rotary:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = make_norm(config)
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.layer_norm = make_norm(config, width)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -65,7 +69,7 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor,
         position_ids: Tensor,
     ) -> Tensor:
-        hidden = self.word_embeddings(input_ids)  # (tokens, hidden)
+        hidden = self.word_embeddings(input_ids)  # (tokens, embedding)
         if not self.is_rotary:
             hidden = hidden + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
             return self.dropout(normalized(self.layer_norm, hidden))
@@ -181,11 +185,16 @@ class ModernLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Stack of layers. Returns the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
+    """Stack of layers. Returns the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden).
+
+    In ALBERT, `layers` has one layer, which takes the place of all.
+    """
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
-        indices = range(config.num_hidden_layers)
+        self.num_layers = config.num_hidden_layers
+        self.projection = nn.Linear(config.embedding_width, config.hidden_size) if config.is_albert else nn.Identity()
+        indices = range(1 if config.is_albert else self.num_layers)
         if config.is_modern:
             self.layers = nn.ModuleList(ModernLayer(config, backend, index) for index in indices)
         else:
@@ -200,7 +209,9 @@ class Encoder(nn.Module):
         num_last: int = 1,
     ) -> Tensor:
         outputs: deque[Tensor] = deque(maxlen=num_last)
-        for layer in self.layers:
+        hidden = self.projection(hidden)  # (tokens, hidden)
+        for index in range(self.num_layers):
+            layer = self.layers[index % len(self.layers)]
             if self.activation_checkpointing and self.training:
                 hidden = checkpoint(layer, hidden, layout, use_reentrant=False)
             else:
@@ -230,12 +241,12 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
-        self.layer_norm = make_norm(config)
+        self.dense = nn.Linear(config.hidden_size, config.embedding_width, bias=config.biases)
+        self.layer_norm = make_norm(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer_norm(F.gelu(self.dense(hidden)))  # (masked, hidden)
+        return self.layer_norm(F.gelu(self.dense(hidden)))  # (masked, embedding)
 
 
 class NextSentenceHead(nn.Module):
@@ -252,12 +263,12 @@ class NextSentenceHead(nn.Module):
 class PretrainingOutput(NamedTuple):
     """Output of `BertForPreTraining.forward`, from which both losses are computed."""
 
-    mlm_features: Tensor  # (masked, hidden): input of `decode` at each masked position
+    mlm_features: Tensor  # (masked, embedding): input of `decode` at each masked position
     nsp_logits: Tensor | None  # (sequences, 2); None without a head for sentence pairs
 
 
 class BertForPreTraining(nn.Module):
-    """BERT or ModernBERT with its pretraining heads. `attention` is a backend returned by `choose_attention`.
+    """A network with its pretraining heads. `attention` is a backend returned by `choose_attention`.
 
     Weights have PyTorch's defaults until `initialize` is called or weights are loaded.
     """

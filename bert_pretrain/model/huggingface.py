@@ -174,7 +174,7 @@ def load_weights(
                 flag,
             )
     num_positions = model.config.max_position_embeddings
-    if architecture == "bert":
+    if not model.config.is_modern:
         (positions,) = huggingface_names(POSITIONS, architecture)
         if positions in tensors and len(tensors[positions]) < num_positions:
             # Repetition keeps the relative distances that attention has learned, except at the seams.
@@ -260,9 +260,10 @@ def _with_current_names(tensors: dict[str, Tensor], architecture: str, where: st
             where=DECODERS[architecture],
             remedy="use a BERT with tied embeddings",
         )
-    bias = renamed.pop("cls.predictions.decoder.bias", None)
+    bias = renamed.pop(DECODERS[architecture].replace("weight", "bias"), None)
     if bias is not None:
-        renamed.setdefault("cls.predictions.bias", bias)
+        (output_bias,) = huggingface_names(OUTPUT_BIAS, architecture)
+        renamed.setdefault(output_bias, bias)
     return renamed
 
 

@@ -22,6 +22,7 @@ from bert_pretrain.report.curves import pair_task_names
 PLAN = "plan.yaml"
 MACHINE = "machine.json"
 FORECAST = "forecast.json"
+PLANNED = ("bert", "modernbert")  # architectures with measured speeds and losses
 CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # largest share of the time for timing networks on this machine
 MAX_CALIBRATION_SECONDS = 60.0
 # The first `MIN_TIMED_NETWORKS` may exceed CALIBRATION_SHARE if their timing starts within this share of the time.
@@ -106,6 +107,12 @@ def _write_new_plan(
             f"{asked.time:g} seconds are too short for vocabulary, data and training",
             where="--time",
             remedy="allow at least 2m",
+        )
+    if asked.model.architecture not in PLANNED:
+        raise ConfigError(
+            f"'run auto' has no speeds and losses of {asked.model.architecture}",
+            where="model.architecture",
+            remedy=f"set it to {' or '.join(PLANNED)}, or name a preset instead of auto (docs/architectures.md)",
         )
     with contextlib.redirect_stdout(sys.stderr) if dry_run else contextlib.nullcontext():
         text_facts = measure_text(asked.inputs, asked.data)  # a dry run prints only the plan, which is YAML

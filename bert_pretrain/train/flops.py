@@ -3,7 +3,7 @@
 Forward and backward pass on real tokens: 6 per weight and token in the layers, 12 · length · hidden per token and layer
 in attention (at most the window's length in ModernBERT's local layers), 6 per weight and masked token in the MLM head,
 6 per weight and pair in the pooler and next-sentence head.
-Padding, embedding look-ups and recomputation do not count.
+Shared layers count as often as they run. Padding, embedding look-ups and recomputation do not count.
 """
 
 import re
@@ -78,6 +78,7 @@ def training_flops(
     head has `num_outputs` logits: one for each token of the vocabulary, or for each candidate of a sampled softmax.
     """
     hidden = model.hidden_size
+    width = model.embedding_width
     layers = model.num_hidden_layers
     num_matrices = 3 if model.is_modern else 2  # of the feed-forward layer
     layer_weights = 4 * hidden * hidden + num_matrices * hidden * model.intermediate_size
@@ -85,9 +86,9 @@ def training_flops(
     attended = num_global * squared_lengths  # pairs of tokens, over the layers
     attended += (layers - num_global) * min(squared_lengths, tokens * (model.local_attention + 1))
     return float(
-        6 * layers * layer_weights * tokens
+        6 * (layers * layer_weights + (hidden * width if model.is_albert else 0)) * tokens
         + 12 * hidden * attended
-        + 6 * (hidden * hidden + hidden * num_outputs) * predictions
+        + 6 * (hidden * width + width * num_outputs) * predictions
         + 6 * (hidden * hidden + 2 * hidden) * pairs
     )
 

@@ -141,7 +141,7 @@ def logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
     decoder in `dtype`, and two fp32 gradients of this matrix.
     """
     rows = dtype.itemsize * BLOCK_ROWS["cuda"] + 8 * SOFTMAX_ROWS["cuda"]
-    return model.vocab_size * (rows + (dtype.itemsize + 8) * model.config.hidden_size)
+    return model.vocab_size * (rows + (dtype.itemsize + 8) * model.config.embedding_width)
 
 
 def activation_bytes_per_token(

@@ -42,6 +42,8 @@ def check_inputs(
             where="--carry-optimizer",
             remedy="add --init-from RUN/checkpoints/step-…",
         )
+    else:
+        check_init(config)
     _check_sizes(config, folder)
     check_needs(config.train)
     return config, folder
@@ -54,6 +56,16 @@ def check_needs(train: TrainConfig) -> None:
             importlib.import_module(tracker)
     if train.teacher is not None:
         read_config(model_folder(train.teacher, TEACHER), TEACHER)
+
+
+def check_init(config: Config) -> None:
+    """Check that the network has the layers that its initial weights set."""
+    if config.model.is_albert and config.train.init != "normal":
+        raise ConfigError(
+            f"init is {config.train.init}, which sets the heads of some layers, but an ALBERT has one layer for all",
+            where="train.init",
+            remedy="set it to normal",
+        )
 
 
 def check_examples(config: Config, max_seq_length: int, next_sentence: str) -> None:

@@ -1,0 +1,85 @@
+"""Every network trains, resumes, runs on two ranks and is fine-tuned as BERT does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.model.folder import read_config
+from bert_pretrain.train.flops import training_flops
+from bert_pretrain.train.run import train
+from tests.train.conftest import (
+    NO_DROPOUT,
+    NewData,
+    assert_same_run,
+    final_tensors,
+    interrupted_copy,
+    make_model,
+    metrics,
+    tiny,
+)
+from tests.train.test_distributed import on_two_ranks
+from tests.train.test_modern_bert import MODERN
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "modernbert": MODERN,
+    "albert": {"architecture": "albert", "embedding_size": 16, "num_hidden_layers": 3, **NO_DROPOUT},
+}
+PAIRS = {"albert": "sop"}
+
+
+def config_of(network: str, model: dict[str, Any] | None = None, **settings: Any) -> Config:
+    return tiny(model={**NETWORKS[network], **(model or {})}, **settings)
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def data(network: str, new_data_folder: NewData) -> Path:
+    return new_data_folder(network, next_sentence=PAIRS.get(network, "none"))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+def test_an_interrupted_run_is_bit_equal(network: str, optimizer: str, data: Path, tmp_path: Path) -> None:
+    config = config_of(network, {"hidden_dropout_prob": 0.1}, optimizer=optimizer)
+    train(config, data, tmp_path / "straight")
+    interrupted = interrupted_copy(tmp_path / "straight", tmp_path / "interrupted", "step-00000012")
+    train(config, data, interrupted)
+    assert_same_run(tmp_path / "straight", interrupted)
+
+
+def test_two_ranks_match_one(network: str, data: Path, tmp_path: Path) -> None:
+    config = config_of(network, max_steps=6, log_every=1, global_batch_size=15, micro_batch_tokens=90)
+    on_two_ranks(train, config, data, tmp_path / "two")
+    train(config, data, tmp_path / "one")
+    for one, two in zip(metrics(tmp_path / "one", "loss"), metrics(tmp_path / "two", "loss"), strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
+    torch.testing.assert_close(final_tensors(tmp_path / "two"), final_tensors(tmp_path / "one"), atol=1e-5, rtol=1e-4)
+
+
+def test_an_albert_has_the_weights_of_one_layer_and_the_work_of_all() -> None:
+    one, three = (make_model(config_of("albert", {"num_hidden_layers": number})) for number in (1, 3))
+    assert one.num_parameters == three.num_parameters
+    layers = (training_flops(model.config, 0, 1.0, 8.0, 0.0) - 6 * 32 * 16 for model in (one, three))
+    assert 3 * next(layers) == next(layers)
+
+
+def test_an_albert_continues_from_its_folder_but_no_bert_does(new_data_folder: NewData, tmp_path: Path) -> None:
+    data = new_data_folder("albert", next_sentence="sop")
+    train(config_of("albert", max_steps=2), data, tmp_path / "first")
+    model = tmp_path / "first" / "model"
+    longer = Config.model_validate({"model": {"max_position_embeddings": 64}, "train": {"max_steps": 1}})
+    train(longer, data, tmp_path / "second", init_from=model)
+    expected = config_of("albert", {"max_position_embeddings": 64}).model
+    assert read_config(tmp_path / "second" / "model", "MODEL")[0] == expected
+    with pytest.raises(ConfigError, match=r"architecture is bert, but the weights in .* have albert"):
+        train(tiny(model={"architecture": "bert"}), data, tmp_path / "bert", init_from=model)
+    with pytest.raises(ConfigError, match="init is cooccurrences") as caught:
+        train(config_of("albert", init="cooccurrences"), data, tmp_path / "counted")
+    assert caught.value.where == "train.init"
