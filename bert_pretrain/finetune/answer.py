@@ -191,10 +191,13 @@ class Answer(Task):
 
 
 def cut(context: str, begin: int, end: int) -> str:
-    """Return context[begin:end] with the combining marks that follow. Token offsets exclude marks that are stripped."""
+    """Return context[begin:end] without blanks at its ends, and with the combining marks that follow.
+
+    Token offsets exclude marks that are stripped. In byte-level BPE, they include the blank before a word.
+    """
     while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
-    return context[begin:end]
+    return context[begin:end].strip()
 
 
 def best_spans(

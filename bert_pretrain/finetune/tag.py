@@ -137,7 +137,7 @@ class Tag(Task):
         super().set_labels(train, others)
 
     def encodings(self, examples: list[Example]) -> Iterator[Encoding]:
-        words = [example.inputs["tokens"] for example in examples]
+        words = [self.tokenizer.separated(example.inputs["tokens"]) for example in examples]
         return self.encode_texts(
             words,
             is_pretokenized=True,

@@ -51,7 +51,7 @@ def check_shard(
         examples = read_shard(folder, record)
     except DataError as error:
         return ShardReport({"shards": f"{error.what} ({error.remedy})"})
-    if not _has_columns(examples, split, config):
+    if not _has_columns(examples, tokenizer, split, config):
         return ShardReport({"shards": f"{record.path} has a missing or an extra column"})
     bad_rows = _check_layout(examples, tokenizer, config)
     is_readable = ~np.logical_or.reduce(list(bad_rows.values()))
@@ -73,10 +73,15 @@ def check_shard(
     return ShardReport(failures, summary.measure(readable, tokenizer), int(examples.lengths.max(initial=0)))
 
 
-def _has_columns(examples: Examples, split: str, config: DataConfig) -> bool:
+def _has_columns(
+    examples: Examples,
+    tokenizer: Tokenizer,
+    split: str,
+    config: DataConfig,
+) -> bool:
     """Return whether a shard has the columns of its configuration, and no others."""
     has_masks = config.masking == "static" or split == "validation"
-    has_words = config.segments_words and not has_masks
+    has_words = tokenizer.stores_words(config) and not has_masks
     return (
         (examples.next_sentence_label is not None) == (config.next_sentence != "none")
         and (examples.masks is not None) == has_masks

@@ -148,4 +148,4 @@ def _readable(token_id: int, tokenizer: Tokenizer) -> str:
     """Return a token without characters that could control a terminal or change the text direction."""
     if token_id >= tokenizer.vocab_size:
         return f"[id {token_id}]"
-    return "".join(character if character.isprintable() else "�" for character in tokenizer.tokens[token_id])
+    return "".join(character if character.isprintable() else "�" for character in tokenizer.text_of(token_id))

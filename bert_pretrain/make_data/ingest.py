@@ -24,7 +24,7 @@ from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.token_store import DTYPES, TokenStore, split_long, store_key, store_shard_folder
 from bert_pretrain.text import documents
-from bert_pretrain.text.fast_tokenizer import Encoded, Encoder, cjk_leads
+from bert_pretrain.text.fast_tokenizer import Encoded, JsonEncoder, cjk_leads, make_encoder
 from bert_pretrain.text.readers import check_decoded, check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import MAX_SAMPLED_SOURCES, MIN_UNPACKED_BYTES, READ_ERRORS, Source, damaged
@@ -143,7 +143,7 @@ def ensure_store_shard(
     for part in parts:
         _ensure_unpacked(part)
     with files.atomic_folder(folder) as temporary:
-        with _StoreWriter(temporary, tokenizer, len(parts), has_words=config.segments_words) as writer:
+        with _StoreWriter(temporary, tokenizer, len(parts), has_words=tokenizer.stores_words(config)) as writer:
             for number, part in enumerate(parts):
                 splitter = SentenceSplitter(part.source.splitter, config.language)
                 for document in documents.read(part, config, writer.counts):
@@ -169,7 +169,9 @@ class _StoreWriter(ExitStack):
         has_words: bool,
     ) -> None:
         super().__init__()
-        self._encoder = _encoder(tokenizer)
+        self._encoder = _encoder(tokenizer, with_words=has_words)
+        self._tokenizer = tokenizer
+        self._is_inside_document = False
         self._arrays: dict[str, GrowingArray] = {}
         for name, dtype in {"ids": tokenizer.id_dtype, **DTYPES}.items():
             if has_words or name != "continues_word":
@@ -197,6 +199,11 @@ class _StoreWriter(ExitStack):
         part: int | None,
     ) -> None:
         """Add sentences of a document. `part` is the index of its byte range if the document ends here, else None."""
+        if self._is_inside_document:
+            sentences = self._tokenizer.separated(["", *sentences])[1:]
+        else:
+            sentences = self._tokenizer.separated(sentences)
+        self._is_inside_document = part is None
         self._sentences += sentences
         self._num_characters += num_characters
         if part is not None:
@@ -241,12 +248,17 @@ class _StoreWriter(ExitStack):
         self._clear()
 
     def _encode(self, sentences: list[str]) -> Encoded:
-        """Tokenize sentences. With a segmenter, also write `continues_word`."""
+        """Tokenize sentences. If words are stored, also write `continues_word`."""
+        if isinstance(self._encoder, JsonEncoder):
+            encoded = self._encoder.encode_texts(sentences)
+            if encoded.continues_word is not None:
+                self._arrays["continues_word"].append(encoded.continues_word)
+            return encoded
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
         encoded = self._encoder.encode(text, starts)
         if "continues_word" in self._arrays:
-            continues = np.zeros(len(encoded.ids), dtype=bool)
+            continues = self._tokenizer.is_subword[encoded.ids]
             continues[encoded.chunk_offsets[:-1][continues_word(text, encoded.chunk_starts)]] = True
             self._arrays["continues_word"].append(continues)
         return encoded
@@ -281,7 +293,8 @@ class _StoreWriter(ExitStack):
         }
 
 
-_encoder = lru_cache(maxsize=1)(Encoder)  # kept for the process, because an encoder caches the words it has tokenized
+# Kept for the process, because an encoder caches the words it has tokenized.
+_encoder = lru_cache(maxsize=1)(make_encoder)
 
 
 class GrowingArray(AbstractContextManager["GrowingArray"]):

@@ -504,7 +504,7 @@ def assemble(segments: Segments, text: ShardText, tokenizer: Tokenizer) -> Examp
     ids = text.ids[sources]
     starts_word = None
     if text.continues_word is not None:
-        starts_word = ~(tokenizer.is_subword[ids] | text.continues_word[sources])
+        starts_word = ~text.continues_word[sources]
         starts_word[offsets[:-1]] = True  # a segment may start inside a word
         starts_word = np.insert(starts_word, places, False)
     lengths = np.diff(offsets[segments.offsets]) + np.diff(segments.offsets) + 1

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from bert_pretrain.config import AUTO_LANGUAGE, Config
-from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, Config, DataConfig
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
@@ -31,7 +31,7 @@ from bert_pretrain.make_data.build import build_shard
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.text.corpus import Corpus, Sample
 from bert_pretrain.text.normalization import accent_loss, keeps_accents
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import JsonTokenizer, Tokenizer
 from bert_pretrain.text.tokenizer_folder import TextRules
 
 TOKENIZER = "tokenizer"
@@ -60,7 +60,7 @@ def make_data(
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     cores = workers or available_cores()
-    text = Corpus.open(inputs, config.data, whole_words=tokenizer.whole_words)
+    text = Corpus.open(inputs, _with_words_of(tokenizer, config.data), whole_words=tokenizer.whole_words)
     _check_vocabulary(text, tokenizer, vocab)
     files = [vocab, *(Path(source.location) for source in text.sources if source.is_local)]
     out = Output(output, "data", _identity(text, tokenizer), files)
@@ -97,6 +97,19 @@ def make_data(
         _remove_records(output)
         print(f"{summary.describe(body)}\ndata folder: {output}")
     return output
+
+
+def _with_words_of(tokenizer: Tokenizer, config: DataConfig) -> DataConfig:
+    """Return the configuration without a segmenter if the tokenizer finds words itself."""
+    if not isinstance(tokenizer, JsonTokenizer) or not config.whole_word_mask:
+        return config
+    if config.segments_words:
+        raise ConfigError(
+            "only tokenizers that split Chinese text into characters need a segmenter",
+            where="data.word_segmenter",
+            remedy="leave it out; whole words are those of the tokenizer",
+        )
+    return config.model_copy(update={"word_segmenter": SINGLE_CHARACTERS})
 
 
 def _remove_records(output: Path) -> None:

@@ -2,7 +2,8 @@
 
 A store is a folder of store shards, one per group of byte ranges of the inputs. Its name is a hash of everything that
 decides the ids. A store shard is a folder of `.npy` files: `ids`, `sentence_offsets` (into ids), `is_continuation` (per
-sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter, `continues_word` (per id).
+sentence), `document_offsets` (into sentences), `document_hashes` and, if tokens do not tell it, `continues_word` (per
+id).
 """
 
 import importlib.metadata
@@ -24,7 +25,7 @@ from bert_pretrain.io.files import json_digest
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 
-STORE_VERSION = 12
+STORE_VERSION = 13
 DTYPES = {  # of the arrays of a store shard, except `ids`
     "sentence_offsets": np.int64,
     "is_continuation": bool,
@@ -44,7 +45,7 @@ def store_key(sources: Sequence[Source], tokenizer: Tokenizer, config: DataConfi
         STORE_VERSION,
         [source.identity for source in sources],
         tokenizer.hash,
-        [config.language, config.text_field, config.strict, config.segments_words],
+        [config.language, config.text_field, config.strict, tokenizer.stores_words(config)],
         [importlib.metadata.version(name) for name in libraries],
     ]
     return json_digest(content)[:16]
@@ -93,7 +94,7 @@ class ShardText:
     num_slice_sentences: np.ndarray  # (slices,) int64: number of sentences of each slice without look-ahead
     documents: np.ndarray  # (slices,) int64: the number of each slice's document
     num_shard_slices: int  # the slices after these are donors: text of other shards for random Bs
-    continues_word: np.ndarray | None = None  # (tokens,) bool: the token continues a word; None without a segmenter
+    continues_word: np.ndarray | None = None  # (tokens,) bool: the token continues a word; None if tokens tell it
 
     @cached_property
     def slice_ends(self) -> np.ndarray:

@@ -17,7 +17,14 @@ from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, has_checksums, read_json, sha256_file
 from bert_pretrain.model.architectures import current_name, expected_shapes, model_settings
 from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
-from bert_pretrain.text.tokenizer_folder import FILES, TextRules, has_vocabulary, read_tokenizer_folder
+from bert_pretrain.text.tokenizer_folder import (
+    FILES,
+    TOKENIZER,
+    Definition,
+    TextRules,
+    has_vocabulary,
+    read_tokenizer_folder,
+)
 
 CARD = "README.md"
 CONFIG = "config.json"
@@ -234,13 +241,13 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
         return None
     old = read_tokenizer_folder(folder, flag)
     extension = find_extension(old.tokens, tokenizer.tokens)
-    if extension is None:
+    if extension is None or (old.definition is not None and extension.pieces):
         what = f"the vocabulary of {folder} differs from the vocabulary of the data"
         remedy = "make the data with --vocab and this model's folder, or a folder that 'vocab --extend' made from it; "
         remedy += "or use a model trained on such data"
         raise DataError(what, where=flag, remedy=remedy)
-    theirs = _effects(old.rules)
-    ours = _effects(tokenizer.rules)
+    theirs = _effects(old.rules, old.definition)
+    ours = _effects(tokenizer.rules, getattr(tokenizer, "definition", None))
     differences = [f"{name} {theirs[name]} and {ours[name]}" for name in theirs if theirs[name] != ours[name]]
     if differences:
         raise DataError(
@@ -251,9 +258,10 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
     return extension
 
 
-def _effects(rules: TextRules) -> dict[str, bool]:
-    """Return the effects of rules on text. Without a casing, a folder states only the first two."""
-    effects = {"whole words": rules.whole_words, "clusters": rules.split_clusters}
+def _effects(rules: TextRules, definition: Definition | None) -> dict[str, Any]:
+    """Return the effects of rules on text. Without a casing, a folder states only the first ones."""
+    effects: dict[str, Any] = {"whole words": rules.whole_words, "clusters": rules.split_clusters}
+    effects[TOKENIZER] = None if definition is None else definition.effect[:8]
     if rules.lowercase is not None:
         effects["do_lower_case"] = rules.lowercase
         effects["strip_accents"] = rules.strips_accents

@@ -6,6 +6,8 @@ occurrence. The vocabulary counts the same chunks.
 """
 
 import hashlib
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from pyarrow._compute import (
 )
 
 from bert_pretrain import ragged
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import JsonTokenizer, Tokenizer
 from bert_pretrain.text.tokenizer_folder import TextRules
 
 BLANKS = b" \t\n\r"  # BERT's clean-up replaces them by spaces
@@ -25,6 +27,7 @@ _KINDS_OF_BLANKS = bytes(_BLANK if byte in BLANKS else _IN_WORD for byte in rang
 _KINDS = bytes(_PUNCTUATION if byte in _PUNCTUATION_MARKS else _KINDS_OF_BLANKS[byte] for byte in range(256))
 _CJK_BYTES = 3  # the length in UTF-8 of U+4E00–U+9FFF
 
+_BATCH_TEXTS = 1 << 13  # bounds the memory of a `JsonEncoder`
 MAX_CACHED_BYTES = 16 << 20  # of the distinct chunks: about a million words, or few data URIs
 
 
@@ -98,6 +101,7 @@ class Encoded(NamedTuple):
     chunk_offsets: np.ndarray  # of the chunks in the ids, (chunks + 1,)
     unknown: np.ndarray  # positions of [UNK] in the ids, (unknown,)
     unknown_hashes: np.ndarray  # of the normalized chunk of each [UNK], (unknown,) S8
+    continues_word: np.ndarray | None = None  # (tokens,) bool, of a `JsonEncoder`
 
 
 class Encoder:
@@ -139,6 +143,12 @@ class Encoder:
             hashes[indices],
         )
 
+    def encode_texts(self, texts: Sequence[str]) -> Encoded:
+        """Tokenize texts independently."""
+        encoded = [text.encode() for text in texts]
+        starts = ragged.offsets_of(np.array([len(text_bytes) for text_bytes in encoded]))[:-1]
+        return self.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+
     def _encode_new(self, chunks: list[bytes]) -> None:
         """Append the ids of chunks that the table numbered last."""
         ids: list[int] = []
@@ -152,5 +162,63 @@ class Encoder:
         self._ids = np.append(self._ids, np.array(ids, dtype=self._tokenizer.id_dtype))
 
     def _hash(self, chunk: bytes) -> bytes:
-        normalized = self._tokenizer.rules.normalizer.normalize_str(chunk.decode())
-        return hashlib.blake2b(normalized.encode(), digest_size=8).digest()
+        return _digest(self._tokenizer.rules.normalizer.normalize_str(chunk.decode()))
+
+
+class JsonEncoder:
+    """Encodes texts with a `JsonTokenizer`. Words are those of its pre-tokenizer."""
+
+    def __init__(self, tokenizer: JsonTokenizer, *, with_words: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._with_words = with_words
+
+    def encode_texts(self, texts: Sequence[str]) -> Encoded:
+        """Tokenize texts independently. With words, `continues_word` tells which tokens do not start one."""
+        backend = self._tokenizer.backend
+        encode_batch = backend.encode_batch if self._with_words else backend.encode_batch_fast  # which has no words
+        lengths: list[int] = []
+        ids = [np.zeros(0, dtype=self._tokenizer.id_dtype)]
+        words = [np.zeros(0)]  # the number of each token's word in its text
+        for first in range(0, len(texts), _BATCH_TEXTS):
+            encodings = encode_batch(list(texts[first : first + _BATCH_TEXTS]), add_special_tokens=False)
+            lists = [encoding.ids for encoding in encodings]
+            lengths += map(len, lists)
+            ids.append(np.fromiter(itertools.chain.from_iterable(lists), dtype=ids[0].dtype))
+            if self._with_words:
+                numbers = itertools.chain.from_iterable(encoding.word_ids for encoding in encodings)
+                words.append(np.array(list(numbers), dtype=np.float64))  # NaN, which is unlike all, for none
+        all_ids = np.concatenate(ids)
+        offsets = ragged.offsets_of(np.array(lengths, dtype=np.int64))
+        unknown = np.flatnonzero(all_ids == self._tokenizer.unk_id)
+        owners = np.searchsorted(offsets, unknown, side="right") - 1
+        hashes = [_digest(texts[owner]) for owner in owners]
+        no_chunks = np.zeros(0, dtype=np.int64)
+        return Encoded(
+            all_ids,
+            offsets,
+            no_chunks,
+            no_chunks,
+            unknown,
+            np.array(hashes, dtype="S8"),
+            _continues_word(np.concatenate(words), offsets) if self._with_words else None,
+        )
+
+
+def _continues_word(words: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return which tokens have the word number of the token before them in their text, (tokens,) bool."""
+    continues = np.zeros(len(words), dtype=bool)
+    continues[1:] = words[1:] == words[:-1]
+    starts = offsets[:-1]
+    continues[starts[starts < len(words)]] = False
+    return continues
+
+
+def make_encoder(tokenizer: Tokenizer, *, with_words: bool = False) -> Encoder | JsonEncoder:
+    """Return the encoder of a tokenizer. `with_words` is that of `JsonEncoder`."""
+    if isinstance(tokenizer, JsonTokenizer):
+        return JsonEncoder(tokenizer, with_words=with_words)
+    return Encoder(tokenizer)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

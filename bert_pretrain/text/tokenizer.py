@@ -1,11 +1,12 @@
 """The tokenizer: a WordPiece vocabulary with BERT's text processing, or a vocabulary of whole words.
 
 Its folder opens in `transformers`, and its `vocab.txt` in tools for Google's BERT. Single texts are encoded by
-`tokenizers`, corpora by `text/fast_tokenizer.py`.
+`tokenizers`, corpora by `text/fast_tokenizer.py`. A `JsonTokenizer` is any other tokenizer, such as byte-level BPE.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -16,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, processors
 
+from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.text.tokenizer_folder import (
@@ -30,13 +32,18 @@ from bert_pretrain.text.tokenizer_folder import (
     SPECIAL_TOKENS,
     TOKENIZER,
     UNKNOWN,
+    UNSPACED,
     VOCABULARY,
+    Definition,
     TextRules,
     is_reserved,
     is_unused,
     read_tokenizer_folder,
 )
 
+_BLANK_SIGNS = ("Ġ", "Ċ", "▁")  # a blank or line end in byte-level BPE, and a blank in SentencePiece
+# The scripts without blanks between words.
+_STARTS_UNSPACED = re.compile(rf"[{UNSPACED}\u2E80-\u9FFF\uF900-\uFAFF\uFF00-\uFFEF\U00020000-\U0003FFFF]")
 _BATCH_TEXTS = 1 << 16  # bounds memory: the results of `tokenizers` take 800 bytes per word
 MAX_UNK_SHARE = 0.05  # share of tokens; a vocabulary with more [UNK] is probably for another language or casing
 
@@ -63,20 +70,8 @@ class Tokenizer:
         Raises:
             ValueError: a special token is missing, or a token occurs twice.
         """
-        ids = {token: index for index, token in enumerate(tokens)}
-        if len(ids) < len(tokens):
-            duplicate = next(token for index, token in enumerate(tokens) if ids[token] != index)
-            raise ValueError(f"the token {duplicate!r} occurs twice")
-        if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
-            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
-        self.tokens = list(tokens)
-        self.folder = folder
         self.rules = TextRules(**rules)
-        self.pad_id = ids[PAD]
-        self.unk_id = ids[UNKNOWN]
-        self.cls_id = ids[CLS]
-        self.sep_id = ids[SEP]
-        self.mask_id = ids[MASK]
+        ids = self._number(tokens, folder, SPECIAL_TOKENS)
         if self.whole_words:
             self.backend = Backend(models.WordLevel(ids, unk_token=UNKNOWN))
         else:
@@ -85,13 +80,34 @@ class Tokenizer:
             self.backend.decoder = decoders.WordPiece(prefix="##")
         self.backend.pre_tokenizer = self.rules.pre_tokenizer
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
-        self.backend.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(CLS, self.cls_id), (SEP, self.sep_id)],
-        )
+        self.backend.post_processor = self._template(CLS, SEP)
         self.backend.encode_special_tokens = True
         self._model = self.backend.model
+
+    def _number(
+        self,
+        tokens: Sequence[str],
+        folder: Path | None,
+        special_tokens: Sequence[str],
+    ) -> dict[str, int]:
+        """Set the tokens and the special ids; return the ids of all tokens."""
+        ids = {token: index for index, token in enumerate(tokens)}
+        if len(ids) < len(tokens):
+            duplicate = next(token for index, token in enumerate(tokens) if ids[token] != index)
+            raise ValueError(f"the token {duplicate!r} occurs twice")
+        if missing := [token for token in special_tokens if token not in ids]:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        self.tokens = list(tokens)
+        self.folder = folder
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(ids.__getitem__, special_tokens)
+        return ids
+
+    def _template(self, cls: str, sep: str) -> processors.TemplateProcessing:
+        return processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
+        )
 
     @staticmethod
     def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
@@ -99,7 +115,7 @@ class Tokenizer:
 
         `flag` is the option that named the folder, for messages. `lowercase` is the casing if the files do not set it.
         """
-        tokens, rules = read_tokenizer_folder(folder, flag)
+        tokens, rules, definition = read_tokenizer_folder(folder, flag)
         casing = lowercase if rules.lowercase is None else rules.lowercase
         if casing is None:
             what = "the files do not say whether this vocabulary is lowercase"
@@ -113,14 +129,17 @@ class Tokenizer:
                 remedy=f"leave the flag out, or correct {CONFIG}",
             )
         try:
+            if definition is not None:
+                return JsonTokenizer(tokens, folder, definition)
             return Tokenizer(tokens, folder=folder, **{**asdict(rules), "lowercase": casing})
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
-            raise DataError(
-                str(error),
-                where=str(folder / name),
-                remedy=f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>",
-            ) from error
+            remedy = f"the file needs each of {', '.join(SPECIAL_TOKENS)} once; rename tokens such as <pad> or <s>"
+            if definition is not None:
+                remedy = (
+                    f"add the token, and name it in {CONFIG}: pad_token, unk_token, cls_token, sep_token, mask_token"
+                )
+            raise DataError(str(error), where=str(folder / name), remedy=remedy) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary and the same text processing."""
@@ -129,6 +148,14 @@ class Tokenizer:
     @property
     def whole_words(self) -> bool:
         return self.rules.whole_words
+
+    @property
+    def is_word_piece(self) -> bool:
+        return not self.rules.whole_words
+
+    def stores_words(self, config: DataConfig) -> bool:
+        """Whether the data must store which tokens continue a word, because the tokens themselves do not tell."""
+        return config.segments_words
 
     @property
     def strips_accents(self) -> bool:
@@ -203,6 +230,14 @@ class Tokenizer:
             return [self.unk_id]
         return [piece.id for piece in self._model.tokenize(word)]
 
+    def separated(self, words: list[str]) -> list[str]:
+        """Return consecutive words or sentences with the blanks between them, if they change the ids."""
+        return words
+
+    def text_of(self, token_id: int) -> str:
+        """Return a token as WordPiece writes it: with `##` if no blank is before it."""
+        return self.tokens[token_id]
+
     def long_word_hint(self, texts: Iterable[str]) -> str:
         """Return a hint if most [UNK] tokens of texts are words that are too long for WordPiece, or else ""."""
         lengths: list[int] = []
@@ -252,6 +287,72 @@ class Tokenizer:
             CONFIG: json_text(config),
         }
         return {name: texts[name] for name in self.files}
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer that a `tokenizer.json` defines, such as byte-level BPE. `tokenizers` encodes all texts.
+
+    It has no `[UNK]` for long words, and its own rules for text: `rules` has no effect.
+    """
+
+    def __init__(self, tokens: Sequence[str], folder: Path, definition: Definition) -> None:
+        """Build a tokenizer from the tokens in the order of their ids. Raise ValueError if a special one is missing."""
+        self.rules = TextRules(lowercase=False)
+        self._number(tokens, folder, definition.special_tokens)
+        self.definition = definition
+        self._content = definition.content
+        self.backend = Backend.from_str(json.dumps(self._content))
+        wrapped = self.backend.encode("a").ids
+        if wrapped[:1] != [self.cls_id] or wrapped[-1:] != [self.sep_id]:
+            _, _, cls, sep, _ = definition.special_tokens
+            self.backend.post_processor = self._template(cls, sep)
+            self._content["post_processor"] = json.loads(self.backend.to_str())["post_processor"]
+        self.backend.encode_special_tokens = True
+
+    @property
+    def is_word_piece(self) -> bool:
+        return False
+
+    def stores_words(self, config: DataConfig) -> bool:
+        return config.whole_word_mask
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (TOKENIZER, CONFIG)
+
+    @cached_property
+    def hash(self) -> str:
+        return self.definition.hash()
+
+    @cached_property
+    def is_subword(self) -> np.ndarray:
+        """The mask of tokens that start with a letter or digit, not with the sign of a blank, (vocab_size,) bool."""
+        starts = [token[:1].isalnum() and not token.startswith(_BLANK_SIGNS) for token in self.tokens]
+        return np.array(starts) & ~self.is_reserved_id
+
+    @cached_property
+    def is_reserved_id(self) -> np.ndarray:
+        is_reserved_id = np.array([is_unused(token) for token in self.tokens])
+        for entry in self._content.get("added_tokens") or []:
+            is_reserved_id[entry["id"]] |= entry["special"]
+        is_reserved_id[[self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]] = True
+        return is_reserved_id
+
+    def separated(self, words: list[str]) -> list[str]:
+        return words[:1] + [word if _STARTS_UNSPACED.match(word) else f" {word}" for word in words[1:]]
+
+    def text_of(self, token_id: int) -> str:
+        if self.is_reserved_id[token_id]:
+            return self.tokens[token_id]
+        text = self.decode([token_id]).lstrip(" ")
+        return text if self.tokens[token_id].startswith(_BLANK_SIGNS) else f"##{text}"
+
+    def long_word_hint(self, texts: Iterable[str]) -> str:
+        return ""
+
+    def contents(self, model_max_length: int = 512) -> dict[str, str]:
+        config = {**self.definition.config, "model_max_length": model_max_length}
+        return {TOKENIZER: json.dumps(self._content, ensure_ascii=False, indent=2) + "\n", CONFIG: json_text(config)}
 
 
 def word_piece(ids: dict[str, int]) -> models.WordPiece:

@@ -1,9 +1,11 @@
 """Reader of the tokenizer folder of any BERT: its tokens in the order of their ids, and its rules for text.
 
-It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. It accepts only BERT's WordPiece with BERT's text
-processing, and vocabularies of whole words (WordLevel, split at white space).
+It reads `tokenizer_config.json` and `vocab.txt` or `tokenizer.json`. A WordPiece must have BERT's text processing, a
+vocabulary of whole words (WordLevel) must split at white space. Of other models, such as byte-level BPE, the file
+`tokenizer.json` has the rules itself.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io.files import read_json
+from bert_pretrain.io.files import json_digest, read_json
 from bert_pretrain.io.manifest import MANIFEST, PARTIAL
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -27,6 +29,8 @@ REMEDY = (
     "name a folder of 'bert-pretrain vocab', or of a BERT model with vocab.txt or tokenizer.json; or a model on the "
     "Hub with its owner, such as google-bert/bert-base-uncased"
 )
+_ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")  # of `SPECIAL_TOKENS`
+_FAST_MODELS = ("WordPiece", "WordLevel")  # these `text/fast_tokenizer.py` encodes
 # Other classes with a vocab.txt, such as BertJapaneseTokenizer, split text by other rules.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # The required values in tokenizer.json. Old files omit the keys in _OPTIONAL.
@@ -118,11 +122,31 @@ class TextRules:
 WHOLE_WORDS = TextRules(lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
 
+class Definition(NamedTuple):
+    """A tokenizer that is neither WordPiece nor a vocabulary of whole words."""
+
+    content: dict[str, Any]  # of tokenizer.json, without truncation and padding
+    config: dict[str, Any]  # of tokenizer_config.json
+    special_tokens: list[str]  # in the order of `SPECIAL_TOKENS`
+
+    def hash(self, content: Mapping[str, Any] | None = None) -> str:
+        """Return the SHA-256 of all parts of the file, or of another content, that affect the ids of a text."""
+        content = content or self.content
+        parts = [content.get(part) for part in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
+        return json_digest(json.dumps([parts, self.special_tokens], sort_keys=True))
+
+    @property
+    def effect(self) -> str:
+        """The hash of the file as this version of `tokenizers` writes it: equal for copies by other versions."""
+        return self.hash(json.loads(Tokenizer.from_str(json.dumps(self.content)).to_str()))
+
+
 class TokenizerFolder(NamedTuple):
     """The content of a tokenizer folder."""
 
     tokens: list[str]
     rules: TextRules  # `lowercase` is None if no file sets it
+    definition: Definition | None = None
 
 
 def is_reserved(token: str) -> bool:
@@ -157,6 +181,8 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     try:
         backend = _read_object(folder / TOKENIZER)
         config = _read_object(folder / CONFIG)
+        if backend and backend["model"].get("type", "WordPiece") not in _FAST_MODELS:
+            return _read_definition(folder, backend, config)
         rules = _read_rules(folder, backend, config)
         tokens = _read_tokens(folder, backend)
         added = {*_read_object(folder / "added_tokens.json")}
@@ -176,6 +202,31 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     return TokenizerFolder(tokens, rules)
 
 
+def _read_definition(folder: Path, backend: dict[str, Any], config: dict[str, Any]) -> TokenizerFolder:
+    names = {**_read_object(folder / "special_tokens_map.json"), **config}
+    special_tokens = []
+    for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True):
+        name = names.get(role) or default
+        special_tokens.append(name["content"] if isinstance(name, dict) else name)
+    content = {**backend, "truncation": None, "padding": None}
+    try:
+        ids = Tokenizer.from_str(json.dumps(content)).get_vocab()
+    except Exception as error:  # `tokenizers` raises this class
+        raise DataError(
+            f"tokenizers cannot read {TOKENIZER}: {error}",
+            where=str(folder / TOKENIZER),
+            remedy=REMEDY,
+        ) from error
+    tokens = _in_order(ids, folder)
+    return TokenizerFolder(tokens, TextRules(lowercase=False), Definition(content, config, special_tokens))
+
+
+def _in_order(ids: Mapping[str, int], folder: Path) -> list[str]:
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
+    return sorted(ids, key=ids.__getitem__)
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Return an empty object if the file is missing."""
     content = read_json(path) if path.is_file() else {}
@@ -192,9 +243,7 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     for entry in backend.get("added_tokens") or []:
         if entry["content"] in SPECIAL_TOKENS:
             ids[entry["content"]] = entry["id"]
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
-    tokens = sorted(ids, key=ids.__getitem__)
+    tokens = _in_order(ids, folder)
     if (folder / VOCABULARY).exists() and tokens != _read_lines(folder / VOCABULARY):
         raise DataError(
             f"{VOCABULARY} and {TOKENIZER} have different vocabularies",

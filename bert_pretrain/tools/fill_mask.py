@@ -44,7 +44,7 @@ def fill_mask(
     answers = []
     for row in shown:
         best = row.topk(min(top_k, len(row)))
-        tokens = [tokenizer.tokens[index] for index in best.indices]
+        tokens = [tokenizer.text_of(index) for index in best.indices.tolist()]
         answers.append(list(zip(tokens, best.values.tolist(), strict=True)))
     return answers
 
@@ -86,7 +86,8 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
         )
     ids: list[int] = []
     unknown_words = UnknownWords(tokenizer)
-    for piece in text.split(MASK):
+    *before, last = text.split(MASK)
+    for piece in (*map(str.rstrip, before), last):  # [MASK] also replaces the blank before a word
         piece_ids = tokenizer.encode_text(piece)
         unknown_words.add(piece, piece_ids)
         ids += [*piece_ids, tokenizer.mask_id]

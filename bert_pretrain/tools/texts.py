@@ -20,7 +20,7 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.io.manifest import check_writable
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.ragged import offsets_of, spans
-from bert_pretrain.text.fast_tokenizer import Encoder
+from bert_pretrain.text.fast_tokenizer import make_encoder
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.reasons import describe_reasons, join_reasons
 from bert_pretrain.text.sources import resolve
@@ -137,7 +137,7 @@ class TextEncoder:
 
     def __init__(self, bert: "Bert") -> None:
         self._bert = bert
-        self._encoder = Encoder(bert.tokenizer)
+        self._encoder = make_encoder(bert.tokenizer)
         self._unknown_words = UnknownWords(bert.tokenizer)
         self.num_tokens = 0
         self.num_truncated = 0
@@ -148,9 +148,7 @@ class TextEncoder:
         With `too_long`, a remedy, raise InputError at the first text that would be truncated.
         """
         for group in _grouped(texts):
-            encoded = [text.text.encode() for text in group]
-            starts = offsets_of(np.array([len(text_bytes) for text_bytes in encoded]))[:-1]
-            found = self._encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+            found = self._encoder.encode_texts([text.text for text in group])
             lengths = np.diff(found.offsets)
             for text, length, begin in zip(group, lengths.tolist(), found.offsets.tolist(), strict=False):
                 if not length:

@@ -107,10 +107,10 @@ def _checked(config: VocabConfig, old: Tokenizer | None) -> VocabConfig:
 
 def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
     """Return the configuration with the text processing of the old tokenizer."""
-    if old.whole_words or config.tokens == "words":
+    if not old.is_word_piece or config.tokens == "words":
         raise ConfigError(
             "only a vocabulary of word pieces can be extended",
-            where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
+            where="vocab.tokens words" if old.is_word_piece else f"--extend {old.folder}",
             remedy="build a new vocabulary from all the text, without --extend",
         )
     rules = {NORMALIZER_NAMES[name]: value for name, value in old.settings.items()}

@@ -1,19 +1,28 @@
 """New networks of ModernBERT start with positional heads, and its folders continue; others are refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.examples.shards import read_shard
+from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.attention import make_layout, rotate, with_rotation
 from bert_pretrain.model.folder import read_config
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.rotary_weights import start_rotary
 from bert_pretrain.train.run import train
+from tests.text.test_json_tokenizer import byte_level, write_folder
 from tests.train.conftest import (
     NO_DROPOUT,
     VOCAB_SIZE,
@@ -95,3 +104,68 @@ def test_folders_of_other_networks_are_refused(
     (model / "config.json").write_text(json.dumps({**settings, **change}))
     with pytest.raises((DataError, ConfigError), match=reason):
         read_config(model, "MODEL")
+
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory: pytest.TempPathFactory, english_text: Path) -> Path:
+    """Return a ModernBERT as it is distributed: with byte-level BPE, without biases, and with old names of settings."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    folder = write_folder(byte_level, english_text.read_text(), tmp_path_factory.mktemp("distributed"))
+    tokenizer = Tokenizer.load(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
+    ids = {"pad_token_id": tokenizer.pad_id, "cls_token_id": tokenizer.cls_id, "sep_token_id": tokenizer.sep_id}
+    ids |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    torch.manual_seed(0)
+    config = ModernBertConfig(vocab_size=tokenizer.vocab_size, local_attention=8, initializer_range=0.3, **sizes, **ids)
+    ModernBertForMaskedLM(config).save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["rope_parameters"], settings["layer_types"]
+    settings |= {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    settings |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": True}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_distributed_folder_continues_on_own_text(distributed: Path, english_text: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    settings = [
+        "data.next_sentence=none",
+        "data.max_seq_length=64",
+        "data.dupe_factor=1",
+        "data.validation_fraction=0.2",
+    ]
+    data = make_data(load_config(settings=settings), [str(english_text)], distributed, tmp_path / "data", workers=1)
+    examples = read_shard(data, DataFolder.open(data).shards("validation")[0])
+    before = evaluate(distributed, data, config=TrainConfig())
+    theirs = AutoModelForMaskedLM.from_pretrained(distributed)
+    losses = []
+    for row in range(len(examples)):
+        one = examples.take(np.array([row]))
+        labels = torch.full((1, len(one.input_ids)), -100)
+        labels[0, one.masked_indices] = torch.tensor(one.masks.original_ids.astype(np.int64))
+        logits = theirs(torch.tensor(one.input_ids.astype(np.int64))[None]).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(logits, labels[0], reduction="sum").item())
+    assert before["mlm_loss"] == pytest.approx(sum(losses) / before["predictions"], rel=1e-5)
+    config = load_config(settings=["train.global_batch_size=16", "train.max_steps=12", "train.peak_lr=0.003"])
+    train(config, data, tmp_path / "run", init_from=distributed)
+    model = tmp_path / "run" / "model"
+    assert evaluate(model, data, config=TrainConfig())["mlm_loss"] < before["mlm_loss"]
+    text = "  The café isn't\n[MASK] 中文"
+    assert AutoTokenizer.from_pretrained(model)(text) == AutoTokenizer.from_pretrained(distributed)(text)
+    assert AutoModelForMaskedLM.from_pretrained(model).config.norm_bias is False
+
+
+def test_ids_beyond_the_embedding_are_refused(distributed: Path, english_text: Path, tmp_path: Path) -> None:
+    settings = ["data.next_sentence=none", "data.dupe_factor=1"]
+    data = make_data(load_config(settings=settings), [str(english_text)], distributed, tmp_path / "data", workers=1)
+    shutil.copytree(distributed, tmp_path / "smaller")
+    weights = load_file(distributed / "model.safetensors")
+    rows = len(weights["model.embeddings.tok_embeddings.weight"]) - 8
+    weights = {name: weight[:rows].clone() if len(weight) > rows else weight for name, weight in weights.items()}
+    save_file(weights, tmp_path / "smaller" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((distributed / "config.json").read_text())
+    (tmp_path / "smaller" / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+    with pytest.raises(DataError, match=f"only {rows} rows"):
+        train(load_config(settings=["train.max_steps=2"]), data, tmp_path / "run", init_from=tmp_path / "smaller")
