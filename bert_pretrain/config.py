@@ -332,6 +332,8 @@ class TrainConfig(_Section):
     """Number of candidates of a sampled softmax, for small networks (Jean et al., 2015); 0: the whole vocabulary."""
     teacher: NonEmpty | None = None
     """Folder of a larger BERT with the same vocabulary, for initial weights where shapes allow (Sanh et al., 2019)."""
+    distillation: bool = False
+    """Also compare distributions and hidden states with the teacher's in the loss (DistilBERT; Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Decay of the learning rate after the warm-up; wsd: constant at `peak_lr`, then decay in the last tenth."""
     schedule_steps: PositiveInt | None = None
@@ -375,6 +377,12 @@ class TrainConfig(_Section):
         lengths = [f"{name} {value:g}" for name in LENGTHS if (value := getattr(self, name)) is not None]
         if len(lengths) > 1:
             raise ValueError(f"{' and '.join(lengths)} are all lengths of the run; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _distillation_needs_a_teacher(self) -> "TrainConfig":
+        if self.distillation and self.teacher is None:
+            raise ValueError("distillation needs a teacher; set teacher to the folder of a trained model")
         return self
 
     @property

@@ -63,8 +63,8 @@ def _check(config: Config) -> None:
             remedy="give them after CONFIG, for example corpus/*.txt",
         )
     for phase_config in config.phase_configs:
-        check_needs(phase_config.train)
         data = phase_config.data
+        check_needs(phase_config.train, data.max_seq_length)
         check_examples(phase_config, data.max_seq_length, data.next_sentence)
         check_init(phase_config)
 

@@ -172,7 +172,7 @@ def check_command(command: list[str]) -> None:
     source = given.get("config")
     # A file is the reader's own, and `auto` makes its own.
     preset = None if str(source).endswith(".yaml") or (name, source) == ("run", "auto") else source
-    names = ("steps", "learning_rate", "batch_size", "device", "time")
+    names = ("steps", "learning_rate", "batch_size", "teacher", "device", "time")
     values = {flag: given.get(flag) if name in ("train", "run") else None for flag in names}
     of_all_stages = values.pop("time") if name == "run" else None
     flags = key_flags(**values)

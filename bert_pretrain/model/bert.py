@@ -265,6 +265,7 @@ class PretrainingOutput(NamedTuple):
 
     mlm_features: Tensor  # (masked, embedding): input of `decode` at each masked position
     nsp_logits: Tensor | None  # (sequences, 2); None without a head for sentence pairs
+    hidden: Tensor  # (tokens, hidden): output of the last layer
 
 
 class BertForPreTraining(nn.Module):
@@ -341,8 +342,8 @@ class BertForPreTraining(nn.Module):
         )
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
         if self.pooler is None or self.nsp_head is None:
-            return PretrainingOutput(mlm_features, None)
-        return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
+            return PretrainingOutput(mlm_features, None, hidden)
+        return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)), hidden)
 
     def decode(self, mlm_features: Tensor) -> Tensor:
         """Return the masked-language-model logits, (masked, vocabulary)."""

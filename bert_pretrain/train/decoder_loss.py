@@ -2,6 +2,8 @@
 
 The gradient is computed in the forward pass. The full logits would be by far the largest tensor of a step, and are
 never in memory.
+
+The distribution of a teacher may be a second target of each row. It is computed for the same rows.
 """
 
 import functools
@@ -18,6 +20,8 @@ SOFTMAX_ROWS = {"cpu": 64, "cuda": 1024}
 ROW_MULTIPLE = 32  # pads masked rows: oneDNN generates code for each shape, and is slower for odd numbers of rows
 COLUMN_MULTIPLE = 8  # pads the vocabulary: fast tensor core kernels need rows of logits that are a multiple of 16 bytes
 ARGMAX_GROUP = 128
+TEMPERATURE = 2.0  # softens the distributions of teacher and student, as in DistilBERT
+TEACHER_RATIO = 2.5  # weight of the loss against the teacher's distribution, as a multiple of that against the labels
 FP16_FACTOR = 128.0  # scales gradients of logits: those of unlikely tokens may be below 6e-8, the minimum of fp16
 
 
@@ -30,9 +34,28 @@ class Targets(NamedTuple):
     labels: Tensor  # (rows,) int64: column of the label
     logits: Tensor | None = None  # (rows,) float32: values of the labels' own column
     excluded: Tensor | None = None  # (rows,) int64: column that a row leaves out before its label's logit is written
+    teacher_features: Tensor | None = None  # (rows, teacher's hidden)
+    teacher_logits: Tensor | None = None  # (rows,) float32: the teacher's `logits`
 
     def at(self, rows: slice) -> "Targets":
         return Targets(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
+
+
+class TeacherLayer(NamedTuple):
+    """The output layer of a teacher."""
+
+    weight: Tensor  # (columns, teacher's hidden)
+    bias: Tensor  # (columns,)
+    correction: Tensor  # (columns,) float32: added to the softened logits of teacher and student
+
+    def padded(self, num_columns: int, dtype: torch.dtype) -> "TeacherLayer":
+        """Cast the matrix, and append columns of probability 0."""
+        missing = num_columns - len(self.bias)
+        return TeacherLayer(
+            F.pad(self.weight.to(dtype), (0, 0, 0, missing)),
+            F.pad(self.bias.float(), (0, missing), value=-torch.inf),
+            F.pad(self.correction, (0, missing)),
+        )
 
 
 def decoder_loss(
@@ -41,18 +64,27 @@ def decoder_loss(
     bias: Tensor,
     targets: Targets,
     *,
+    teacher: TeacherLayer | None = None,
     compiled: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the summed cross-entropy of `features @ weight.T + bias` and the number of correct predictions.
+
+    With a teacher, also return the sum of `_teacher_losses`. The gradient of the cross-entropy then includes
+    `TEACHER_RATIO` times that of this sum, which itself has none.
 
     `features` is (rows, hidden), `weight` (columns, hidden) and `bias` (columns,). With `compiled`, the softmax on CUDA
     is a kernel of `torch.compile`.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    settings = _Settings(dtype, torch.is_grad_enabled(), compiled and device == "cuda")
+    settings = _Settings(
+        dtype,
+        torch.is_grad_enabled(),
+        compiled and device == "cuda" and teacher is None,
+        teacher,
+    )
     with torch.autocast(device, enabled=False):
-        apply: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
+        apply: Callable[..., tuple[Tensor, ...]] = _DecoderLoss.apply
         return apply(
             features,
             weight,
@@ -67,6 +99,7 @@ class _Settings(NamedTuple):
     dtype: torch.dtype  # of the matrix products
     with_gradient: bool
     compiled: bool
+    teacher: TeacherLayer | None
 
     @property
     def factor(self) -> float:
@@ -86,7 +119,7 @@ class _DecoderLoss(torch.autograd.Function):
         label_logits: Tensor | None,  # `targets.logits`, which have a gradient
         targets: Targets,
         settings: _Settings,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         num_rows, num_columns = len(features), len(bias)
         # Padding is zero, so it adds nothing to any product.
         rows = _padded(features, ROW_MULTIPLE, settings.dtype)
@@ -95,6 +128,10 @@ class _DecoderLoss(torch.autograd.Function):
         bias_row = F.pad(bias.float(), (0, len(decoder) - num_columns), value=-torch.inf)
         loss = features.new_zeros((), dtype=torch.float32)
         correct = targets.labels.new_zeros(())
+        totals = [loss, correct]
+        if settings.teacher is not None:
+            settings = settings._replace(teacher=settings.teacher.padded(len(decoder), settings.dtype))
+            totals.append(torch.zeros_like(loss))
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias_row)
@@ -109,7 +146,7 @@ class _DecoderLoss(torch.autograd.Function):
             block = slice(start, min(start + block_rows, len(rows)))
             logits = buffer[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), without the bias
-            for part_loss, part_correct in _softmax(
+            for parts in _softmax(
                 logits,
                 bias_row,
                 targets.at(block),
@@ -117,8 +154,8 @@ class _DecoderLoss(torch.autograd.Function):
                 has_tail,
                 settings,
             ):
-                loss += part_loss
-                correct += part_correct
+                for total, part in zip(totals, parts, strict=True):
+                    total += part
             if settings.with_gradient:  # `logits` now holds its gradient
                 d_features[block] = torch.mm(logits, decoder)
                 block_d_weight = _product_in_fp32(logits.t(), rows[block])
@@ -129,8 +166,8 @@ class _DecoderLoss(torch.autograd.Function):
             d_weight = weight.new_zeros(decoder.shape, dtype=torch.float32) if d_weight is None else d_weight
             ctx.save_for_backward(d_features[:num_rows], d_weight[:num_columns], d_bias[:num_columns], d_label_logits)
             ctx.factor = settings.factor
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
+        ctx.mark_non_differentiable(*totals[1:])
+        return tuple(totals)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -147,8 +184,8 @@ def _softmax(
     d_bias: Tensor,
     has_tail: bool,
     settings: _Settings,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the loss and the number of correct rows of parts of a block, and replace the logits by their gradient.
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the results of `_softmax_in_place` for parts of a block.
 
     The block may have rows of padding after those of `targets`. Their gradient is that of zeros, which is zero.
     """
@@ -168,6 +205,7 @@ def _softmax(
             settings.factor,
             d_bias if settings.with_gradient else None,
             has_tail,
+            settings.teacher,
         )
 
 
@@ -243,7 +281,8 @@ def _softmax_in_place(
     factor: float,
     d_bias: Tensor | None,
     has_tail: bool,
-) -> tuple[Tensor, Tensor]:
+    teacher: TeacherLayer | None = None,
+) -> tuple[Tensor, ...]:
     """Return the summed loss and the number of correct rows, and replace the logits by `factor` times their gradient.
 
     `logits` is (rows, columns) without the bias; `bias` is (columns,) fp32 and -inf in padded columns. The sum of these
@@ -265,15 +304,39 @@ def _softmax_in_place(
     # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0, so its log is accurate.
     losses = largest - probabilities.gather(1, likeliest).log() - target_logits
     loss = (losses.where(is_real, 0.0) if has_tail else losses).sum()
+    results = [loss, correct]
+    if teacher is not None:
+        teacher_losses, teacher_gradient = _teacher_losses(fp32_logits, targets, teacher)
+        results.append(teacher_losses.where(is_real[:, 0], 0.0).sum())
     if d_bias is not None:
         gradient = probabilities.scatter_add_(1, columns, torch.full_like(largest, -1.0))
+        if teacher is not None:
+            gradient.add_(teacher_gradient, alpha=TEACHER_RATIO)
         if factor != 1.0:
             gradient *= factor
         if has_tail:
             gradient *= is_real
         d_bias += gradient.sum(dim=0)
         logits.copy_(gradient)
-    return loss, correct
+    return tuple(results)
+
+
+def _teacher_losses(logits: Tensor, targets: Targets, teacher: TeacherLayer) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row against the teacher's distribution, (rows,), and its gradient, (rows, columns).
+
+    It is KL(teacher || student) of softened distributions, times the square of the temperature, which keeps the scale
+    of the gradient (Hinton et al., 2015, section 2).
+    """
+    assert targets.teacher_features is not None
+    teacher_logits = F.linear(targets.teacher_features.to(teacher.weight.dtype), teacher.weight).float() + teacher.bias
+    if targets.teacher_logits is not None and targets.excluded is not None:
+        teacher_logits.scatter_(1, targets.excluded[:, None], -torch.inf)
+        teacher_logits.scatter_(1, targets.labels.clamp(min=0)[:, None], targets.teacher_logits[:, None])
+    log_q = torch.add(teacher.correction, logits, alpha=1.0 / TEMPERATURE).log_softmax(dim=1)
+    log_p = torch.add(teacher.correction, teacher_logits, alpha=1.0 / TEMPERATURE).log_softmax(dim=1)
+    p = log_p.exp()
+    terms = (p * (log_p - log_q)).where(p > 0.0, 0.0)  # both logarithms are -inf in columns that are left out
+    return TEMPERATURE**2 * terms.sum(dim=1), TEMPERATURE * (log_q.exp() - p)
 
 
 def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:

@@ -103,8 +103,12 @@ def choose_micro_batch_tokens(
     device: torch.device,
     dtype: torch.dtype,
     num_ranks: int = 1,
+    teacher: BertForPreTraining | None = None,
 ) -> int:
-    """Return the maximum number of tokens of a micro-batch: as configured, or as many as fit into memory."""
+    """Return the maximum number of tokens of a micro-batch: as configured, or as many as fit into memory.
+
+    `teacher` is that of a distillation. Its weights may be on the device "meta".
+    """
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     batch_tokens = -(-config.global_batch_size // num_ranks) * max_seq_length
@@ -116,6 +120,8 @@ def choose_micro_batch_tokens(
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by PyTorch
         # `state_bytes` includes the weights, which may be on the device already.
         free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
+        if teacher is not None:  # its hidden states are freed before those of the student are kept
+            free -= (4 + dtype.itemsize) * teacher.num_parameters + logits_bytes(teacher, dtype)
         used_share = 0.8  # the estimate is within 15 % of the peak, and memory is fragmented
         room = used_share * (free - state_bytes(config, model, dtype))
         # The logits of a block and the backward pass of a layer do not exist at the same time.

@@ -1,8 +1,8 @@
 """Initial weights: from a teacher, with positional heads, from co-occurrences, and an output bias from frequencies.
 
-A teacher of equal width provides its embeddings, its heads and evenly spaced layers, including the first and the last
-(as in Sanh et al., 2019). A wider one provides its output bias, and its token embeddings projected on principal axes. A
-narrower one provides only its output bias.
+A teacher of equal architecture and width provides its embeddings, its heads and evenly spaced layers, including the
+first and the last (as in Sanh et al., 2019). One that is narrower provides only its output bias. Any other one provides
+its output bias, and its token embeddings projected on principal axes.
 
 Positional heads: in a trained BERT some heads attend to the previous or next token (Clark et al., 2019; Voita et al.,
 2019). Before training has formed them, the loss stays near that of a unigram model. Therefore the heads of the first
@@ -69,7 +69,7 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
     """Copy weights of a teacher into an initialized model, and return a description of them for users."""
     weights: dict[str, Tensor] = dict(teacher.named_parameters())
     config = model.config
-    if config.hidden_size == teacher.config.hidden_size:
+    if (config.architecture, config.hidden_size) == (teacher.config.architecture, teacher.config.hidden_size):
         layers = _spaced_layers(config.num_hidden_layers, teacher.config.num_hidden_layers)
         for name, parameter in model.named_parameters():
             source = re.sub(r"(?<=\.layers\.)\d+", lambda index: str(layers[int(index[0])]), name)

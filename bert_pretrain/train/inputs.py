@@ -11,7 +11,7 @@ from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.io.cores import num_ranks
 from bert_pretrain.io.manifest import check_output
-from bert_pretrain.model.folder import check_model, read_config
+from bert_pretrain.model.folder import check_model, check_rows, check_same_vocabulary, read_config
 from bert_pretrain.model.hub import model_folder
 
 TEACHER = "train.teacher"
@@ -45,17 +45,32 @@ def check_inputs(
     else:
         check_init(config)
     _check_sizes(config, folder)
-    check_needs(config.train)
+    check_needs(config.train, folder.max_seq_length)
+    if config.train.teacher is not None:
+        teacher = model_folder(config.train.teacher, TEACHER)
+        tokenizer = folder.tokenizer()
+        check_same_vocabulary(teacher, tokenizer, TEACHER)
+        check_rows(teacher, read_config(teacher, TEACHER)[1], tokenizer, TEACHER)
     return config, folder
 
 
-def check_needs(train: TrainConfig) -> None:
-    """Check that the packages of the trackers are installed and that the teacher can be read."""
+def check_needs(train: TrainConfig, max_seq_length: int) -> None:
+    """Check that the packages of the trackers are installed, and that the teacher can be read and has enough positions.
+
+    Without distillation, a teacher may have fewer positions than the longest examples.
+    """
     for tracker in train.trackers:
         with needs_extra(tracker, "its curves", where="train.trackers"):
             importlib.import_module(tracker)
-    if train.teacher is not None:
-        read_config(model_folder(train.teacher, TEACHER), TEACHER)
+    if train.teacher is None:
+        return
+    positions = read_config(model_folder(train.teacher, TEACHER), TEACHER)[0].max_position_embeddings
+    if train.distillation and positions < max_seq_length:
+        raise ConfigError(
+            f"examples have up to {max_seq_length} tokens, but the teacher has only {positions} positions",
+            where=TEACHER,
+            remedy="name another teacher, or make data with a smaller data.max_seq_length",
+        )
 
 
 def check_init(config: Config) -> None:

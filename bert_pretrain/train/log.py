@@ -42,6 +42,8 @@ CONSOLE = {
     "loss": "loss {loss:7.4f}",
     "mlm_loss": "mlm {mlm_loss:7.4f} nats {mlm_accuracy:6.2%}",
     "nsp_loss": "{pairs} {nsp_loss:6.4f} nats {nsp_accuracy:6.2%}",
+    "distillation_loss": "teacher {distillation_loss:6.4f} nats",
+    "hidden_loss": "hidden {hidden_loss:6.4f}",
     "perplexity": "perplexity {perplexity:,.1f}",
     "learning_rate": "lr {learning_rate:.2e}",
     "grad_norm": "norm {grad_norm:6.3f}",

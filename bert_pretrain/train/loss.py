@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.decoder_loss import Targets, decoder_loss
+from bert_pretrain.train.decoder_loss import Targets, TeacherLayer, decoder_loss
 from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.sampled_softmax import sampled_softmax_loss
 
@@ -51,6 +51,17 @@ class LossSums(NamedTuple):
         return self.mlm_loss / num_predictions + self.nsp_loss / num_pairs
 
 
+class TeacherOutput(NamedTuple):
+    """What a teacher computes for one micro-batch. None is not compared with the student's."""
+
+    layer: TeacherLayer | None = None
+    features: Tensor | None = None  # (masked, teacher's hidden): input of the layer
+    hidden: Tensor | None = None  # (tokens, hidden): the last hidden states
+
+
+NO_TEACHER = TeacherOutput()
+
+
 class PretrainingLoss(nn.Module):
     """Model and losses in one module, for DDP to wrap."""
 
@@ -80,37 +91,62 @@ def extra_metrics(extras: Sequence[Extra], sums: Sequence[float], num_prediction
     return {extra.name: totals[extra.name] / totals[extra.per] if totals[extra.per] else math.nan for extra in extras}
 
 
-def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
-    """Run the model on one micro-batch and return its losses. Without sentence pairs, `nsp_loss` is 0."""
+def pretraining_loss(
+    model: BertForPreTraining,
+    batch: Batch,
+    *,
+    compiled: bool = False,
+    teacher: TeacherOutput = NO_TEACHER,
+) -> LossSums:
+    """Run the model on one micro-batch and return its losses. Without sentence pairs, `nsp_loss` is 0.
+
+    With a teacher, the extra sums are those of `decoder_loss` and of the hidden states, if they are compared.
+    """
     inputs = (*batch.sequences, batch.masked_positions)
     weights = _cast_weights(model, compiled)
-    features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
+    features, nsp_logits, hidden = functional_call(model, weights, inputs) if weights else model(*inputs)
+    hidden_loss = []
+    if teacher.hidden is not None:
+        cosines = F.cosine_similarity(hidden.float(), teacher.hidden.float(), dim=1)
+        hidden_loss.append((1.0 - cosines).where(batch.is_real, 0.0).sum())
+    del hidden  # frees its memory
     features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
+    targets = Targets(batch.masked_labels, teacher_features=teacher.features)
     weight = model.embeddings.word_embeddings.weight
     bias = model.mlm_head.bias
     if batch.candidates is None:
-        mlm_loss, mlm_correct = decoder_loss(
+        mlm_loss, mlm_correct, *teacher_loss = decoder_loss(
             features,
             weight,
             bias,
-            Targets(batch.masked_labels),
+            targets,
+            teacher=teacher.layer,
             compiled=compiled,
         )
     else:
-        mlm_loss, mlm_correct = sampled_softmax_loss(
+        mlm_loss, mlm_correct, *teacher_loss = sampled_softmax_loss(
             features,
             weight,
             bias,
-            batch.masked_labels,
+            targets,
             batch.candidates,
+            teacher=teacher.layer,
             compiled=compiled,
         )
     if batch.next_sentence_labels is None:
-        return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
-    nsp_logits = nsp_logits[: len(batch.next_sentence_labels)].float()
-    nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
-    nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
-    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+        nsp_loss = torch.zeros_like(mlm_loss)
+        nsp_correct = torch.zeros_like(mlm_correct)
+    else:
+        nsp_logits = nsp_logits[: len(batch.next_sentence_labels)].float()
+        nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
+        nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
+    return LossSums(
+        mlm_loss,
+        nsp_loss,
+        mlm_correct,
+        nsp_correct,
+        (*teacher_loss, *hidden_loss),
+    )
 
 
 def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:

@@ -19,8 +19,6 @@ from bert_pretrain.model.folder import (
     PRETRAINING,
     TRAINED_LENGTH,
     check_model,
-    check_rows,
-    check_same_vocabulary,
     damage_of_model,
     lengths,
     match_vocabulary,
@@ -104,6 +102,8 @@ class ResolvedRun:
     def folder(self) -> Output:
         """The folder of the run. Its identity are the inputs and settings that must not change when it is resumed."""
         settings = self.config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
+        if not settings["distillation"]:
+            del settings["distillation"]  # as in runs of earlier versions
         identity = {
             "model": self.config.model.model_dump(mode="json"),
             "train": {**settings, "precision": self.precision.name},
@@ -154,7 +154,10 @@ def resolve_run(
         longest = max(longest, lengths(init_from)[0])
         extension = match_vocabulary(init_from, tokenizer, "--init-from")
         carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
-    teacher = _checked_teacher(train.teacher, tokenizer)
+    teacher = None
+    if train.teacher is not None:
+        teacher = model_folder(train.teacher, TEACHER)
+        check_model(teacher, TEACHER)
     device = _configured_device(train, dist_context)
     precision = devices.choose_precision(train.precision, device)
     attention, attention_reason = dist_context.run_on_main(
@@ -163,8 +166,15 @@ def resolve_run(
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
+        taught_by = BertForPreTraining(*read_config(teacher, TEACHER)) if teacher and train.distillation else None
     tokens = hardware.choose_micro_batch_tokens(
-        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
+        train,
+        model,
+        data.max_seq_length,
+        device,
+        precision.dtype,
+        dist_context.size,
+        teacher=taught_by,
     )
     return ResolvedRun(
         config=config,
@@ -210,18 +220,6 @@ def _attention(
         # Compiled steps have a fixed maximum.
         longest=None if config.train.compile is False else max_seq_length,
     )
-
-
-def _checked_teacher(name: str | None, tokenizer: Tokenizer) -> Path | None:
-    """Return the folder of the teacher, whose vocabulary must be that of the data."""
-    if name is None:
-        return None
-    teacher = model_folder(name, TEACHER)
-    check_model(teacher, TEACHER)
-    check_same_vocabulary(teacher, tokenizer, TEACHER)
-    _, vocab_size = read_config(teacher, TEACHER)
-    check_rows(teacher, vocab_size, tokenizer, TEACHER)
-    return teacher
 
 
 def _carried_checkpoint(

@@ -25,6 +25,7 @@ from bert_pretrain.report.curves import draw_curves
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
+from bert_pretrain.train.distillation import DistillationLoss
 from bert_pretrain.train.evaluation import MLM_WEIGHTS
 from bert_pretrain.train.initial_weights import (
     start_from_cooccurrences,
@@ -165,7 +166,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
     num_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() > 1)
     if run.init_from is None and (hint := too_large(num_weights, tokens)):
         print(hint)
-    losses = PretrainingLoss(model, compiled=run.compiled)
+    losses = _make_losses(run, model)
     if run.compiled:
         hardware.compile_layers(model)
     network = distributed.parallelize(losses, run.dist_context)
@@ -198,6 +199,24 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
     return model.to(run.device)
 
 
+def _make_losses(run: ResolvedRun, model: BertForPreTraining) -> PretrainingLoss:
+    train = run.config.train
+    if run.teacher is None or not train.distillation:
+        return PretrainingLoss(model, compiled=run.compiled)
+    teacher = load_model(
+        run.teacher,
+        attention=train.attention,
+        device=run.device,
+        dtype=run.precision.dtype,
+        required=MLM_WEIGHTS,
+        flag=TEACHER,
+    ).model
+    losses = DistillationLoss(model, teacher, compiled=run.compiled)
+    compared = "and hidden states" if losses.compares_hidden else "(hidden states have another width)"
+    print(f"teacher    {run.teacher}, compared in the loss: distributions {compared}")
+    return losses
+
+
 def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> None:
     """Load the weights of `--init-from`, and print what is new and what is not used."""
     extension = run.extension
@@ -208,7 +227,8 @@ def _load_weights(model: BertForPreTraining, run: ResolvedRun, folder: Path) -> 
         seed=run.config.train.seed,
         extension=extension,
     )
-    print(f"weights from {folder}{'; the teacher is not used' if run.teacher else ''}")
+    note = "; the teacher is not used" if run.teacher and not run.config.train.distillation else ""
+    print(f"weights from {folder}{note}")
     if extension is not None and extension.pieces:
         text = "tokens to the model's; each new embedding starts as the mean of the token's old pieces"
         print(f"the vocabulary of the data adds {len(extension.pieces):,} {text}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bert_pretrain import rng
-from bert_pretrain.train.decoder_loss import Targets, decoder_loss
+from bert_pretrain.train.decoder_loss import TEMPERATURE, Targets, TeacherLayer, decoder_loss
 
 # The probability of a candidate is proportional to its frequency to this power. With 1, rare candidates have large
 # weights, and the loss after 9.4 million tokens is up to 0.11 nats higher (RESULTS.md).
@@ -75,36 +75,52 @@ def sampled_softmax_loss(
     features: Tensor,
     weight: Tensor,
     bias: Tensor,
-    labels: Tensor,
+    targets: Targets,
     candidates: Candidates,
     *,
+    teacher: TeacherLayer | None = None,
     compiled: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return estimates of the summed cross-entropy over the vocabulary, and of the number of correct predictions.
 
-    `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `labels` (masked,) int64.
+    `features` is (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,) and `targets.labels` tokens.
     Each row has the logits of the candidates and, in one more column, the logit of its label. If the label is also a
     candidate, the row excludes the candidate's column.
+
+    The loss against a teacher is estimated as well: dividing the exponentials of both softened distributions by the
+    probabilities of the candidates makes all sums over candidates, also that of KL, estimates of those over tokens.
     """
     number = len(candidates.token_ids)
+    labels = targets.labels
     label_ids = labels.clamp(min=0)
     selected = torch.cat([candidates.token_ids, label_ids])
-    rows = weight.index_select(0, selected)
-    biases = bias.index_select(0, selected)
-    label_logits = (features.float() * rows[number:]).sum(dim=1) + biases[number:]
+
+    def select(features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = weight.index_select(0, selected)
+        biases = bias.index_select(0, selected)
+        label_logits = (features.float() * rows[number:]).sum(dim=1) + biases[number:]
+        return rows[:number], biases[:number] - candidates.log_probabilities, label_logits
+
+    candidate_weight, candidate_bias, label_logits = select(features, weight, bias)
     # Labels outside the candidates exclude the extra column, in which their logits are written afterwards.
     column_of = torch.full_like(bias, number, dtype=torch.int64)  # (vocabulary,)
     column_of[candidates.token_ids] = torch.arange(number, device=bias.device)
-    targets = Targets(
+    targets = targets._replace(
         labels=torch.where(labels < 0, labels, number),
         logits=label_logits,
         excluded=column_of[label_ids],
     )
-    candidate_bias = biases[:number] - candidates.log_probabilities
+    if teacher is not None and targets.teacher_features is not None:
+        teacher_weight, teacher_bias, teacher_logits = select(targets.teacher_features, teacher.weight, teacher.bias)
+        targets = targets._replace(teacher_logits=teacher_logits)
+        # The temperature also divides -log(probability) in the logits; this adds the rest.
+        correction = (1.0 / TEMPERATURE - 1.0) * candidates.log_probabilities
+        teacher = TeacherLayer(teacher_weight, teacher_bias, correction)
     return decoder_loss(
         features,
-        rows[:number],
+        candidate_weight,
         candidate_bias,
         targets,
+        teacher=teacher,
         compiled=compiled,
     )

@@ -45,23 +45,21 @@ def train_step(
     def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        divisors = counts.clamp(min=1.0)
         parts = _add_gradients(
             state,
             micro_batches,
             len(batch.micro_batches),
-            Counts(*divisors.float().unbind()),
+            Counts(*counts.clamp(min=1.0).float().unbind()),
             dtype,
             dist_context,
         )
         norm = _clip(state, config.max_grad_norm)
-        totals = _totals(parts, counts, dist_context)
         metrics = _step_metrics(
             state.losses,
-            totals,
+            parts,
             counts,
-            Counts(*divisors.unbind()),
             norm,
+            dist_context,
         )
         is_skipped = ~metrics.isfinite().all()
         update(state.optimizers, rate, is_skipped)
@@ -151,24 +149,20 @@ def _clip(state: TrainState, max_grad_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def _totals(parts: list[LossSums], counts: Tensor, dist_context: DistContext) -> Tensor:
-    """Return the sums over the global batch, (extras + 4,), the extras first."""
-    values = [value.to(counts.dtype) for part in parts for value in (*part.extras, *part[:4])]
-    return dist_context.all_reduce_sum(torch.stack(values).view(len(parts), -1).sum(dim=0))
-
-
-@torch.no_grad()
 def _step_metrics(
     losses: PretrainingLoss,
-    totals: Tensor,
+    parts: list[LossSums],
     counts: Tensor,
-    divisors: Counts,
     norm: Tensor,
+    dist_context: DistContext,
 ) -> Tensor:
     """Return the `StepSums` of a step that is not skipped, (extras + 10,)."""
+    values = torch.stack([value.to(counts.dtype) for part in parts for value in (*part.extras, *part[:4])])
+    totals = dist_context.all_reduce_sum(values.view(len(parts), -1).sum(dim=0))  # (extras + 4,)
     sums = LossSums(*totals[-4:])._replace(extras=totals[:-4].unbind())
     zero = torch.zeros_like(norm, dtype=counts.dtype)
-    end = torch.stack([zero, losses.mean(sums, divisors), norm.to(counts.dtype), zero])
+    loss = losses.mean(sums, Counts(*counts.clamp(min=1.0).unbind()))
+    end = torch.stack([zero, loss, norm.to(counts.dtype), zero])
     num_tokens = counts[2:] if losses.extras else counts[:0]
     return torch.cat([num_tokens, totals, counts[:2], end])
 

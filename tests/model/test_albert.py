@@ -39,7 +39,7 @@ def test_logits_losses_and_gradients_equal_transformers(
     pair_labels = padded.pop("next_sentence_label")  # 0: A and B are in order, as in `sentence_order_label`
     theirs = peer(**padded, sentence_order_label=pair_labels, output_hidden_states=True)
 
-    features, order_logits = model(*packed.sequences, packed.masked_positions)
+    features, order_logits, _ = model(*packed.sequences, packed.masked_positions)
     close(model.decode(features), theirs.prediction_logits[is_real][packed.masked_positions])
     close(order_logits, theirs.sop_logits)
     last_two = torch.cat([states[is_real] for states in theirs.hidden_states[-2:]], dim=1)

@@ -53,7 +53,7 @@ def test_logits_losses_and_gradients_equal_transformers(as_huggingface: Any) -> 
     their_hidden = [states[is_real] for states in theirs.hidden_states]
     close(hidden, their_hidden[-1])
     close(two_layers, torch.cat(their_hidden[-2:], dim=1))
-    features, nsp_logits = model(*packed.sequences, packed.masked_positions)
+    features, nsp_logits, _ = model(*packed.sequences, packed.masked_positions)
     their_logits = theirs.prediction_logits[is_real][packed.masked_positions]
     close(model.decode(features), their_logits)
     close(nsp_logits, theirs.seq_relationship_logits)

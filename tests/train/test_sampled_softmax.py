@@ -55,7 +55,7 @@ def test_all_tokens_as_candidates_give_the_exact_loss_and_gradients(dtype: torch
     candidates = Candidates(torch.arange(300), torch.zeros(300))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         exact, exact_correct = decoder_loss(*parameters, Targets(labels))
-        sampled, sampled_correct = sampled_softmax_loss(*parameters, labels, candidates)
+        sampled, sampled_correct = sampled_softmax_loss(*parameters, Targets(labels), candidates)
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
     torch.testing.assert_close(sampled, exact, **tolerance)
     assert abs(int(sampled_correct) - int(exact_correct)) <= (0 if dtype == torch.float32 else 2)
@@ -70,7 +70,7 @@ def test_the_mean_over_draws_is_near_the_exact_loss_and_gradients() -> None:
     sampler, losses = CandidateSampler(FREQUENCIES, 100, seed=0), []
     sums = [torch.zeros_like(parameter) for parameter in parameters]
     for step in range(500):
-        loss, _ = sampled_softmax_loss(*parameters, labels, sampler.draw(step))
+        loss, _ = sampled_softmax_loss(*parameters, Targets(labels), sampler.draw(step))
         losses.append(loss.item())
         for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
             total += gradient / 500
