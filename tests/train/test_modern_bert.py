@@ -130,13 +130,9 @@ def distributed(tmp_path_factory: pytest.TempPathFactory, english_text: Path) ->
 def test_a_distributed_folder_continues_on_own_text(distributed: Path, english_text: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    settings = [
-        "data.next_sentence=none",
-        "data.max_seq_length=64",
-        "data.dupe_factor=1",
-        "data.validation_fraction=0.2",
-    ]
-    data = make_data(load_config(settings=settings), [str(english_text)], distributed, tmp_path / "data", workers=1)
+    keys = {"next_sentence": "none", "max_seq_length": 64, "dupe_factor": 1, "validation_fraction": 0.2}
+    config = load_config(settings=[f"data.{key}={value}" for key, value in keys.items()])
+    data = make_data(config, [str(english_text)], distributed, tmp_path / "data", workers=1)
     examples = read_shard(data, DataFolder.open(data).shards("validation")[0])
     before = evaluate(distributed, data, config=TrainConfig())
     theirs = AutoModelForMaskedLM.from_pretrained(distributed)
