@@ -1,5 +1,7 @@
 """Compare our training step with `BertForPreTraining` of transformers: same shapes, examples and precision.
 
+With `--architecture modernbert`, compare it with our step of a BERT with as many weights.
+
 The peer pads its examples to the maximum length and computes the logits of all positions. On CUDA it runs eager and
 compiled. A step is forward, backward, gradient clipping and AdamW. Both run in separate processes, and their steps are
 timed alternately. The table shows medians, and the quartiles of the ratio. MFU counts the operations of real tokens,
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ class Recipe:
     size: str  # layers x hidden size
     examples: int
     dropout: float
+    architecture: str
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
@@ -80,15 +83,19 @@ class Recipe:
             size,
             arguments.examples,
             arguments.dropout,
+            arguments.architecture,
         )
 
     def model_config(self) -> ModelConfig:
         layers, hidden = map(int, self.size.split("x"))
+        # A gated layer has three matrices instead of two.
+        width = 4 * hidden if self.architecture == "bert" else round(hidden / 3) * 8
         return ModelConfig(
+            architecture=self.architecture,  # type: ignore[arg-type]
             hidden_size=hidden,
             num_hidden_layers=layers,
             num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden,
+            intermediate_size=width,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             max_position_embeddings=max(512, self.folder.max_seq_length),
@@ -111,6 +118,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, examples: int, dropou
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--dropout", type=float, default=dropout, help="0 allows flash attention in our step")
     parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than in the data")
+    parser.add_argument("--architecture", default="bert", choices=["bert", "modernbert"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows as JSON lines")
 
 
@@ -152,7 +160,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
     peers = arguments.peers or (["eager", "compiled"] if recipe.device.type == "cuda" else ["eager"])
-    if transformers_version() is None:
+    if recipe.architecture == "modernbert":
+        peers = ["bert"]
+    elif transformers_version() is None:
         print("transformers is not installed: only our step is timed")
         peers = []
     if arguments.old is not None:
@@ -173,7 +183,7 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
         memory = {name: request(contestant, "peak") for name, contestant in contestants.items()}
     for name in contestants:
         row = result_row(
-            recipe,
+            replace(recipe, architecture="bert") if name == "bert" else recipe,
             name,
             batch,
             times[name],
@@ -258,8 +268,10 @@ def start(name: str, size: str, arguments: argparse.Namespace) -> "subprocess.Po
     """Start the process of a contestant. It ends when its standard input is closed."""
     checkout = arguments.old.resolve() if name == "old" else ROOT
     script = checkout / "scripts" / "bench_train.py"
-    contestant = "ours" if name == "old" else name
+    contestant = "ours" if name in ("old", "bert") else name
     command = [sys.executable, str(script), str(arguments.data), "--contestant", contestant, "--sizes", size]
+    if name == "ours":
+        command += ["--architecture", arguments.architecture]
     for option in ("examples", "device", "precision", "dropout", "vocab_size"):
         command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
     return subprocess.Popen(

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,6 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.dropout import dropout
 
 BLOCK_ROWS = 64  # number of rows that `_Linear` sums in one block
-
-
-class Angles(NamedTuple):
-    """Cosines and sines of the angles by which rotary positions turn queries and keys (Su et al., 2021)."""
-
-    cosines: Tensor  # (tokens, 1, 1, head size / 2)
-    sines: Tensor  # (tokens, 1, 1, head size / 2)
 
 
 @dataclass(frozen=True)
@@ -44,8 +37,10 @@ class Layout:
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
     window: int | None = None  # distance to which layers with a window attend; None if it has the whole sequence
     window_mask: Tensor | None = None  # (sequences or 1, 1, max_seqlen, max_seqlen) bool: `mask` within the window
-    global_angles: Angles | None = None
-    local_angles: Angles | None = None
+    # Cosines and sines of the angles by which rotary positions turn queries and keys (Su et al., 2021), and of 0 for
+    # values, in layers of both kinds, (tokens, 3, 1, head size / 2, 2).
+    global_turns: Tensor | None = None
+    local_turns: Tensor | None = None
 
 
 def make_layout(
@@ -75,7 +70,7 @@ def with_rotation(
     *,
     is_padded: bool,
 ) -> Layout:
-    """Add what ModernBERT's layers need: the angles of both kinds of layers, and the window of the local ones.
+    """Add what ModernBERT's layers need: the rotations of both kinds of layers, and the window of the local ones.
 
     `position_ids`, (tokens,) int, are the positions in each sequence. The backend `padded` (`is_padded`) needs a mask.
     """
@@ -94,89 +89,55 @@ def with_rotation(
         layout,
         window=window if has_window else None,
         window_mask=window_mask,
-        global_angles=_angles(position_ids, head_size, config.global_rope_theta),
-        local_angles=_angles(position_ids, head_size, config.local_rope_theta),
+        global_turns=_turns(position_ids, head_size, config.global_rope_theta),
+        local_turns=_turns(position_ids, head_size, config.local_rope_theta),
     )
 
 
-def _angles(position_ids: Tensor, head_size: int, theta: float) -> Angles:
+def _turns(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
     exponents = torch.arange(0, head_size, 2, device=position_ids.device) / head_size
-    angles = position_ids[:, None, None, None] * theta**-exponents  # (tokens, 1, 1, head size / 2)
-    return Angles(angles.cos(), angles.sin())
+    angles = position_ids[:, None] * (1.0 / theta**exponents)  # (tokens, head size / 2)
+    angles = torch.stack([angles, angles, torch.zeros_like(angles)], dim=1)[:, :, None]
+    return torch.view_as_real(torch.complex(angles.cos(), angles.sin()))
 
 
-def rotate(query_key_value: Tensor, angles: Angles | None) -> Tensor:
-    """Turn queries and keys by the angles of their positions: (tokens, 3, heads, head size) to the same shape."""
-    assert angles is not None, "the layout of a network with rotary positions has angles"
-    if query_key_value.device.type == "cpu":
-        rotated: Tensor = _Rotation.apply(query_key_value, *angles)  # type: ignore[no-untyped-call]
-        return rotated
-    first, second = query_key_value[:, :2].chunk(2, dim=-1)  # (tokens, 2, heads, head size / 2)
-    cosines, sines = (each.to(query_key_value.dtype) for each in angles)
+def rotate(query_key: Tensor, turns: Tensor) -> Tensor:
+    """Turn queries and keys in fp32: (tokens, 2, heads, head size) to the same shape."""
+    first, second = query_key.float().chunk(2, dim=-1)  # (tokens, 2, heads, head size / 2)
+    cosines, sines = turns[:, :2].unbind(-1)  # (tokens, 2, 1, head size / 2)
     turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-    return torch.cat([turned, query_key_value[:, 2:]], dim=1)
+    return turned.to(query_key.dtype)
 
 
-def gated_gelu(wide_and_gate: Tensor) -> Tensor:
-    """Return GELU of the first half of each row times its second half: (tokens, 2 * width) to (tokens, width)."""
-    if wide_and_gate.device.type == "cpu":
-        gated: Tensor = _GatedGelu.apply(wide_and_gate)  # type: ignore[no-untyped-call]
-        return gated
-    wide, gate = wide_and_gate.chunk(2, dim=1)
+def rotated_heads(
+    hidden: Tensor,
+    linear: nn.Linear,
+    num_heads: int,
+    turns: Tensor,
+) -> Tensor:
+    """Return values, and turned queries and keys: (tokens, hidden) to (tokens, 3, heads, head size).
+
+    On a CPU, a product of complex numbers is the fastest rotation. It needs the two dimensions that an angle turns next
+    to each other, in queries and in keys. Reordered rows of the matrix do this, and do not change any score.
+    """
+    rows = torch.arange(linear.out_features, device=hidden.device).view(3, num_heads, 2, -1)
+    rows = torch.cat([rows[:2].mT.flatten(), rows[2].flatten()])
+    bias = None if linear.bias is None else linear.bias.index_select(0, rows)
+    heads = F.linear(hidden, linear.weight.index_select(0, rows), bias)
+    pairs = heads.float().view(len(hidden), 3, num_heads, -1, 2)
+    turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
+    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
+
+
+def gated_gelu(hidden: Tensor, linear: nn.Linear) -> Tensor:
+    """Return GELU of half of a linear layer's outputs, times the other half: (tokens, hidden) to (tokens, width)."""
+    if hidden.device.type != "cpu":
+        wide, gate = linear(hidden).chunk(2, dim=1)
+        return F.gelu(wide) * gate
+    # On a CPU, GELU of half of each row takes three times as long as that of a matrix.
+    biases = (None, None) if linear.bias is None else linear.bias.chunk(2)
+    wide, gate = map(F.linear, (hidden, hidden), linear.weight.chunk(2), biases)
     return F.gelu(wide) * gate
-
-
-class _Rotation(torch.autograd.Function):
-    """The rotation in four passes over queries and keys. The backward pass turns their gradients back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query_key_value: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(cosines, sines)
-        return _turned(query_key_value, cosines, sines)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cosines, sines = ctx.saved_tensors
-        return _turned(gradients[0], cosines, -sines), None, None
-
-
-def _turned(query_key_value: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    cosines, sines = cosines.to(query_key_value.dtype), sines.to(query_key_value.dtype)
-    result = torch.empty_like(query_key_value)
-    result[:, 2] = query_key_value[:, 2]
-    first, second = query_key_value[:, :2].chunk(2, dim=-1)
-    new_first, new_second = result[:, :2].chunk(2, dim=-1)
-    torch.mul(first, cosines, out=new_first).addcmul_(second, sines, value=-1.0)
-    torch.mul(second, cosines, out=new_second).addcmul_(first, sines)
-    return result
-
-
-class _GatedGelu(torch.autograd.Function):
-    """The gated activation. The backward pass writes both gradients into one tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, wide_and_gate: Tensor) -> Tensor:
-        wide, gate = wide_and_gate.chunk(2, dim=1)
-        activated = F.gelu(wide)
-        ctx.save_for_backward(wide_and_gate, activated)
-        return activated * gate
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (gradient,) = gradients
-        wide_and_gate, activated = ctx.saved_tensors
-        wide, gate = wide_and_gate.chunk(2, dim=1)
-        result = torch.empty_like(wide_and_gate)
-        wide_gradient, gate_gradient = result.chunk(2, dim=1)
-        torch.mul(gradient, activated, out=gate_gradient)
-        torch.mul(gradient, gate, out=wide_gradient)
-        torch.ops.aten.gelu_backward.grad_input(wide_gradient, wide, grad_input=wide_gradient)
-        return result
 
 
 def attend_varlen(

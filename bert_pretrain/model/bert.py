@@ -32,6 +32,7 @@ from bert_pretrain.model.attention import (
     linear_gelu,
     make_layout,
     rotate,
+    rotated_heads,
     with_rotation,
 )
 from bert_pretrain.model.dropout import Dropout
@@ -137,19 +138,20 @@ class RotaryAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.biases)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        query_key_value = self.query_key_value(hidden).view(hidden.shape[0], 3, self.num_heads, -1)
-        angles = layout.global_angles if self.is_global else layout.local_angles
-        query_key_value = rotate(query_key_value, angles)
+        turns = layout.global_turns if self.is_global else layout.local_turns
+        assert turns is not None, "the layout of a network with rotary positions has turns"
         if self.backend == "varlen":
-            query, key, value = query_key_value.unbind(1)
+            query_key_value = self.query_key_value(hidden).view(hidden.shape[0], 3, self.num_heads, -1)
+            query, key = rotate(query_key_value[:, :2], turns).unbind(1)
             context = attend_varlen(
                 query,
                 key,
-                value,
+                query_key_value[:, 2],
                 layout,
                 is_global=self.is_global,
             )
         else:
+            query_key_value = rotated_heads(hidden, self.query_key_value, self.num_heads, turns)
             dropout = self.dropout if self.training else 0.0
             context = attend_padded(query_key_value, layout, dropout, is_global=self.is_global)
         return self.output(context)  # (tokens, hidden)
@@ -180,7 +182,7 @@ class ModernLayer(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         attended = self.attention(normalized(self.attention_norm, hidden), layout)
         hidden = hidden + self.attention_dropout(attended)
-        wide = gated_gelu(self.wide_and_gate(normalized(self.output_norm, hidden)))  # (tokens, intermediate)
+        wide = gated_gelu(normalized(self.output_norm, hidden), self.wide_and_gate)  # (tokens, intermediate)
         return hidden + self.output(self.dropout(wide))  # (tokens, hidden)
 
 

@@ -16,7 +16,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.model.attention import make_layout, rotate, with_rotation
+from bert_pretrain.model.attention import make_layout, rotated_heads, with_rotation
 from bert_pretrain.model.folder import read_config
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.evaluation import evaluate
@@ -59,7 +59,7 @@ def test_heads_of_new_networks_attend_to_their_offsets(biases: bool, with_cooccu
     layout = with_rotation(layout, positions, config.model, is_padded=True)
     attention = model.encoder.layers[0].attention
     hidden = model.embeddings(ids, torch.zeros_like(ids), positions)
-    query, key, _ = rotate(attention.query_key_value(hidden).view(24, 3, 4, -1), layout.global_angles).unbind(1)
+    query, key, _ = rotated_heads(hidden, attention.query_key_value, 4, layout.global_turns).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query, key) / 4.0  # the root of the head size
     for head, offset in enumerate((-1, 1, -2, 2)):
         most = scores[head].argmax(dim=1)[4:20]
