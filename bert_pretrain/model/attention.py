@@ -22,13 +22,14 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.dropout import dropout
 
 BLOCK_ROWS = 64  # number of rows that `_Linear` sums in one block
+BLOCK_QUERIES = 64  # number of queries that attend together to the keys in their windows, without flash attention
 
 
 @dataclass(frozen=True)
 class Layout:
     """Memory layout of a batch of packed sequences, computed once per batch, for any backend.
 
-    The last four fields are those of ModernBERT: see `with_rotation`.
+    The last five fields are those of ModernBERT: see `with_rotation`.
     """
 
     cu_seqlens: Tensor  # (sequences + 1,) int32: start of each sequence, then the end of the last one
@@ -37,6 +38,9 @@ class Layout:
     mask: Tensor | None  # (sequences, 1, 1, max_seqlen) bool: True where a slot has a token; None if nothing is padded
     window: int | None = None  # distance to which layers with a window attend; None if it has the whole sequence
     window_mask: Tensor | None = None  # (sequences or 1, 1, max_seqlen, max_seqlen) bool: `mask` within the window
+    # In place of `window_mask`, for sequences far longer than the window: for each block of queries, which of the
+    # `window` keys before it, in it, and `window` keys behind it are visible, (blocks, 1, queries, keys) bool.
+    block_mask: Tensor | None = None
     # Cosines and sines of the angles by which rotary positions turn queries and keys (Su et al., 2021), and of 0 for
     # values, in layers of both kinds, (tokens, 3, 1, head size / 2, 2).
     global_turns: Tensor | None = None
@@ -76,29 +80,54 @@ def with_rotation(
     """
     window = config.local_attention // 2
     has_window = window < layout.max_seqlen - 1
-    window_mask = layout.mask
-    if has_window and is_padded:
+    window_mask, block_mask = layout.mask, None
+    if is_padded and layout.max_seqlen > 4 * window:
+        block_mask = _block_mask(layout.cu_seqlens, len(position_ids), window)
+    elif is_padded and has_window:
         slots = torch.arange(layout.max_seqlen, device=position_ids.device)
         distances = (slots[:, None] - slots).abs()  # (max_seqlen, max_seqlen)
         window_mask = (distances <= window)[None, None]
         if layout.mask is not None:
             # A slot without a token attends to itself: a softmax over nothing would be NaN, also in the gradients.
             window_mask = window_mask & (layout.mask | (distances == 0))
-    head_size = config.hidden_size // config.num_attention_heads
     return replace(
         layout,
         window=window if has_window else None,
         window_mask=window_mask,
-        global_turns=_turns(position_ids, head_size, config.global_rope_theta),
-        local_turns=_turns(position_ids, head_size, config.local_rope_theta),
+        block_mask=block_mask,
+        global_turns=_turns(position_ids, layout.max_seqlen, config, config.global_rope_theta),
+        local_turns=_turns(position_ids, layout.max_seqlen, config, config.local_rope_theta),
     )
 
 
-def _turns(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
+def _block_mask(cu_seqlens: Tensor, num_tokens: int, window: int) -> Tensor:
+    num_blocks = -(-num_tokens // BLOCK_QUERIES)
+    tokens = torch.arange(
+        -window,
+        num_blocks * BLOCK_QUERIES + window,
+        dtype=torch.int32,
+        device=cu_seqlens.device,
+    )
+    num_keys = BLOCK_QUERIES + 2 * window
+    distances = tokens[:num_keys] - tokens[window : window + BLOCK_QUERIES, None]  # (queries, keys)
+    sequences = torch.searchsorted(cu_seqlens, tokens, right=True)
+    sequences = sequences.unfold(0, num_keys, BLOCK_QUERIES)[:, None]  # (blocks, 1, keys)
+    queries = sequences[:, :, window:-window].mT  # (blocks, queries, 1)
+    return ((queries == sequences) & (distances.abs() <= window))[:, None]
+
+
+def _turns(
+    position_ids: Tensor,
+    max_seqlen: int,
+    config: ModelConfig,
+    theta: float,
+) -> Tensor:
+    head_size = config.hidden_size // config.num_attention_heads
     exponents = torch.arange(0, head_size, 2, device=position_ids.device) / head_size
-    angles = position_ids[:, None] * (1.0 / theta**exponents)  # (tokens, head size / 2)
+    positions = torch.arange(max_seqlen, device=position_ids.device)
+    angles = positions[:, None] * (1.0 / theta**exponents)  # (max_seqlen, head size / 2)
     angles = torch.stack([angles, angles, torch.zeros_like(angles)], dim=1)[:, :, None]
-    return torch.view_as_real(torch.complex(angles.cos(), angles.sin()))
+    return torch.view_as_real(torch.complex(angles.cos(), angles.sin())).index_select(0, position_ids)
 
 
 def rotate(query_key: Tensor, turns: Tensor) -> Tensor:
@@ -188,6 +217,8 @@ def attend_padded(
     `dropout_rate` applies to the attention probabilities; 0 for evaluation. Without `is_global`, tokens attend only to
     the layout's window.
     """
+    if layout.block_mask is not None and not is_global:
+        return _attend_in_blocks(query_key_value, layout.block_mask, dropout_rate)
     num_tokens, _, heads, head_size = query_key_value.shape
     num_sequences, max_seqlen = layout.cu_seqlens.shape[0] - 1, layout.max_seqlen
     padded = query_key_value.flatten(1)  # (tokens, 3 * hidden)
@@ -214,6 +245,35 @@ def attend_padded(
     if layout.slots is not None:
         context = _Gather.apply(context, layout.slots)  # type: ignore[no-untyped-call]
     return context.view(num_tokens, -1)
+
+
+def _attend_in_blocks(query_key_value: Tensor, mask: Tensor, dropout_rate: float) -> Tensor:
+    """Attend within the window, without a matrix of length × length. Shapes are those of `attend_padded`."""
+    num_tokens, _, heads, head_size = query_key_value.shape
+    num_blocks, _, num_queries, num_keys = mask.shape
+    hidden, window = heads * head_size, (num_keys - num_queries) // 2
+    after = num_blocks * num_queries - num_tokens
+    queries, others = torch.split(query_key_value.flatten(1), [hidden, 2 * hidden], dim=1)
+    query = F.pad(queries, (0, 0, 0, after)).view(num_blocks, num_queries, heads, head_size).transpose(1, 2)
+    starts = torch.arange(num_blocks, device=mask.device) * num_queries
+    rows = starts[:, None] + torch.arange(num_keys, device=mask.device)
+    others = F.pad(others, (0, 0, window, window + after)).index_select(0, rows.flatten())
+    others = others.view(
+        num_blocks,
+        num_keys,
+        2,
+        heads,
+        head_size,
+    )
+    key, value = others.permute(2, 0, 3, 1, 4)  # 2 × (blocks, heads, keys, head size)
+    context = _scaled_dot_product(
+        query,
+        key,
+        value,
+        mask,
+        dropout_rate,
+    )
+    return context.transpose(1, 2).reshape(-1, hidden)[:num_tokens]
 
 
 def _scaled_dot_product(
