@@ -160,20 +160,25 @@ def activation_bytes_per_token(
 
     A layer of hidden size H and intermediate size I keeps per token: the inputs of its layer norms in fp32 (8 H bytes);
     inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU (2 I
-    values); dropout masks (2 H bytes). Attention with padding also keeps its padded context, and one row of
-    probabilities per head; dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep
-    their input (H values) and one layer at a time keeps the rest. Tests compare the estimate with traces of steps.
+    values); dropout masks (2 H bytes). ModernBERT also keeps turned queries and keys, the gate and its product, and its
+    hidden states in fp32. Attention with padding also keeps its padded context, and one row of probabilities per head;
+    dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep their input (H values) and
+    one layer at a time keeps the rest. Tests compare the estimate with traces of steps.
     """
     config = model.config
     width = dtype.itemsize
     hidden = config.hidden_size
     masks = 2 if config.hidden_dropout_prob > 0 else 0
     layer = (8 + 7 * width + masks) * hidden + 2 * width * config.intermediate_size
+    input_bytes = width * hidden
+    if config.is_modern:
+        layer += width * hidden + 2 * width * config.intermediate_size
+        input_bytes = 4 * hidden
     if model.attention_backend == "padded":
         row = 2 * width + 1 if config.attention_probs_dropout_prob > 0 else width
         layer += width * hidden + row * config.num_attention_heads * max_seq_length
     ends = 8 * hidden  # the embeddings before and after layer norm, and the few masked positions in the head
     backward = 10 * hidden  # the gradients of hidden states and of an intermediate activation
     if checkpointing:
-        return config.num_hidden_layers * width * hidden + ends, layer + backward
+        return config.num_hidden_layers * input_bytes + ends, layer + backward
     return config.num_hidden_layers * layer + ends, backward

@@ -18,6 +18,12 @@ from tests.train.conftest import estimate_memory
 
 VOCAB_SIZE = 30522
 MASKED_SHARE = 0.15
+CASES = (
+    ("base", 128, "adamw", True),
+    ("large", 512, "muon", False),
+    ("modern-base", 1024, "muon", False),
+    ("modern-base", 1024, "adamw", True),
+)
 ALLOCATION_BYTES = 512  # PyTorch rounds allocations on CUDA up to a multiple
 
 
@@ -55,22 +61,22 @@ class MemoryTracker(TorchDispatchMode):
         self.live_bytes -= size
 
 
-def full_batch(tokens: int, length: int) -> GlobalBatch:
+def full_batch(tokens: int, length: int, *, pairs: bool) -> GlobalBatch:
     """Return a batch of two micro-batches, each with `tokens` tokens in sequences of length `length`."""
     rows, masked = tokens // length, int(MASKED_SHARE * tokens)
     ids, masks = torch.zeros(tokens, dtype=torch.int64), torch.zeros(masked, dtype=torch.int64)
     cu_seqlens, labels = torch.arange(rows + 1, dtype=torch.int32) * length, torch.zeros(rows, dtype=torch.int64)
-    micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels, length, tokens, rows, masked)
+    micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels if pairs else None, length, tokens, rows, masked)
     return GlobalBatch([micro, micro], 2 * rows, 2 * rows, 2 * masked, 2 * tokens, 2 * rows * length**2)
 
 
 def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
-    """Return the peak and the estimate in bytes for BERT-Base with 128 tokens and BERT-Large with 512 tokens.
+    """Return the peak and the estimate in bytes for BERT-Base, BERT-Large and ModernBERT-Base.
 
     `num_layers` replaces the number of layers; `tokens` is the size of a micro-batch.
     """
     rows = []
-    for name, length, optimizer, checkpointing in (("base", 128, "adamw", True), ("large", 512, "muon", False)):
+    for name, length, optimizer, checkpointing in CASES:
         config = load_config(name)
         model: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
         if num_layers is not None:
@@ -85,7 +91,7 @@ def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
 def _measure(config: Config, length: int, tokens: int) -> dict[str, int]:
     with fake_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
-        batch = fake_global_batch(mode, full_batch(tokens, length))
+        batch = fake_global_batch(mode, full_batch(tokens, length, pairs=not config.model.is_modern))
         for step in range(2):  # the first step allocates the optimizer's state
             tracker.peak_bytes = 0
             run_step(state, config, batch, step)
