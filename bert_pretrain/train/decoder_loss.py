@@ -311,7 +311,7 @@ def _softmax_in_place(
     if d_bias is not None:
         gradient = probabilities.scatter_add_(1, columns, torch.full_like(largest, -1.0))
         if teacher is not None:
-            gradient.add_(teacher_gradient, alpha=TEACHER_RATIO)
+            gradient.add_(teacher_gradient, alpha=TEACHER_RATIO * TEMPERATURE)
         if factor != 1.0:
             gradient *= factor
         if has_tail:
@@ -325,18 +325,19 @@ def _teacher_losses(logits: Tensor, targets: Targets, teacher: TeacherLayer) -> 
     """Return the loss of each row against the teacher's distribution, (rows,), and its gradient, (rows, columns).
 
     It is KL(teacher || student) of softened distributions, times the square of the temperature, which keeps the scale
-    of the gradient (Hinton et al., 2015, section 2).
+    of the gradient (Hinton et al., 2015, section 2). The gradient is divided by the temperature.
     """
     assert targets.teacher_features is not None
-    teacher_logits = F.linear(targets.teacher_features.to(teacher.weight.dtype), teacher.weight).float() + teacher.bias
+    teacher_logits = F.linear(targets.teacher_features.to(teacher.weight.dtype), teacher.weight).float()
+    teacher_logits.add_(teacher.bias)
     if targets.teacher_logits is not None and targets.excluded is not None:
         teacher_logits.scatter_(1, targets.excluded[:, None], -torch.inf)
         teacher_logits.scatter_(1, targets.labels.clamp(min=0)[:, None], targets.teacher_logits[:, None])
     log_q = torch.add(teacher.correction, logits, alpha=1.0 / TEMPERATURE).log_softmax(dim=1)
     log_p = torch.add(teacher.correction, teacher_logits, alpha=1.0 / TEMPERATURE).log_softmax(dim=1)
     p = log_p.exp()
-    terms = (p * (log_p - log_q)).where(p > 0.0, 0.0)  # both logarithms are -inf in columns that are left out
-    return TEMPERATURE**2 * terms.sum(dim=1), TEMPERATURE * (log_q.exp() - p)
+    terms = log_p.sub_(log_q).mul_(p).nan_to_num_(0.0)  # both logarithms are -inf in columns that are left out
+    return TEMPERATURE**2 * terms.sum(dim=1), log_q.exp_().sub_(p)
 
 
 def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:
