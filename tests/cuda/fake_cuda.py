@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
+from bert_pretrain.train.distillation import DistillationLoss
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch
@@ -69,17 +70,25 @@ def make_state(
     attention: str,
     pairs: bool = True,
     backend: str | Callable[..., Any] | None = None,
+    taught: bool = False,
 ) -> TrainState:
-    """Return the initial state of a run on the fake device, as `train.run` does. `backend` compiles the layers."""
+    """Return the initial state of a run on the fake device, as `train.run` does. `backend` compiles the layers.
+
+    If the run is `taught`, its teacher has the sizes of the student.
+    """
     with CUDA:  # fake parameters cannot be moved to another device
         model = BertForPreTraining(config.model, vocab_size, attention=attention)
+        teacher = BertForPreTraining(config.model, vocab_size, attention=attention).eval()
     if not pairs:
         model.freeze_pair_heads()
     model.encoder.activation_checkpointing = config.train.activation_checkpointing
     if backend is not None:
         hardware.compile_layers(model, backend, strict=True)
     scale = LossScale.start(CUDA) if config.train.precision == "fp16" else None
-    network = PretrainingLoss(model, compiled=backend is not None)
+    is_compiled = backend is not None
+    network = PretrainingLoss(model, compiled=is_compiled)
+    if taught:
+        network = DistillationLoss(model, teacher, compiled=is_compiled)
     return TrainState(model, network, make_optimizers(model, config.train), scale)
 
 

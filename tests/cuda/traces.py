@@ -46,6 +46,7 @@ class Combination(NamedTuple):
     checkpointing: bool = False
     dropout: float = 0.1
     pairs: bool = True
+    taught: bool = False  # whether the loss has a teacher
 
 
 def combinations() -> Iterator[Combination]:
@@ -56,7 +57,8 @@ def combinations() -> Iterator[Combination]:
     for number, (precision, attention, (checkpointing, dropout)) in enumerate(choices):
         if attention == "padded" or precision != "fp32":  # other attention needs 16 bits
             has_pairs = (number + number // 2) % 2 == 0
-            yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs)
+            is_taught = number % 4 == 1
+            yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs, is_taught)
 
 
 class Traced:
@@ -80,8 +82,9 @@ class Traced:
         self.mode, self.pairs = mode, combination.pairs
         self.config = Config.model_validate({"model": sizes, "train": train})
         self.state = make_state(
-            self.config, VOCAB_SIZE, attention=combination.attention, pairs=self.pairs, backend=backend
-        )
+            self.config, VOCAB_SIZE, attention=combination.attention, pairs=self.pairs, backend=backend,
+            taught=combination.taught,
+        )  # fmt: skip
 
     def step(self, batch: GlobalBatch, number: int, graphs: StepGraphs | None = None) -> Recorder:
         """Run one training step with a batch, and record its operators."""
@@ -186,9 +189,10 @@ def captured_steps() -> list[dict[str, Any]]:
     sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
     return [
         _captured(Combination("adamw", "fp16"), batches, aot_eager),
-        _captured(Combination("lamb", pairs=False), batches, None),
+        _captured(Combination("lamb", pairs=False, taught=True), batches, None),
         _captured(Combination("muon", attention="triton", dropout=0.0), batches, None),
         _captured(Combination("muon", dropout=0.0), sampled, aot_eager),
+        _captured(Combination("adamw", taught=True), sampled, aot_eager),
     ]
 
 
