@@ -129,7 +129,7 @@ DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_pa
 Inputs = Annotated[tuple[str, ...], AfterValidator(_check_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
 _WEIGHTS = Field(examples=[{"a.txt": 3}])
 Weights = Annotated[dict[str, Float], BeforeValidator(_parse_per_input), _WEIGHTS]
-Architecture = Literal["bert", "modernbert", "albert"]
+Architecture = Literal["bert", "modernbert", "albert", "electra"]
 Tracker = Literal["tensorboard", "wandb"]
 _EMPTY = BeforeValidator(lambda value: {} if value is None else value)  # an empty section in YAML (`data:`) is null
 Overrides = Annotated[dict[str, Any], _EMPTY, Field(examples=[{"seed": 1}])]
@@ -234,8 +234,8 @@ class ModelConfig(_Section):
     """The network, with the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
 
     architecture: Architecture = "bert"
-    """BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024), which has no sentence pairs, or ALBERT (Lan et al.,
-    2019), whose layers share their weights."""
+    """BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024), which has no sentence pairs, ALBERT (Lan et al.,
+    2019), whose layers share their weights, or ELECTRA (Clark et al., 2020), for `train.objective: electra`."""
     hidden_size: PositiveInt = 768
     """Width of the hidden states."""
     num_hidden_layers: PositiveInt = 12
@@ -269,7 +269,9 @@ class ModelConfig(_Section):
     local_rope_theta: Float = 10_000.0
     """ModernBERT: base of the rotary positions in layers with a window."""
     embedding_size: PositiveInt | None = None
-    """ALBERT: width of the embeddings, which a matrix projects on `hidden_size`; null: `hidden_size`."""
+    """ALBERT and ELECTRA: width of the embeddings, which a matrix projects on `hidden_size`; null: `hidden_size`."""
+    generator_size: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
+    """ELECTRA: share of the discriminator's width, heads and intermediate size that the generator has; whole heads."""
 
     @property
     def is_modern(self) -> bool:
@@ -280,8 +282,34 @@ class ModelConfig(_Section):
         return self.architecture == "albert"
 
     @property
+    def is_electra(self) -> bool:
+        return self.architecture == "electra"
+
+    @property
     def embedding_width(self) -> int:
         return self.embedding_size or self.hidden_size
+
+    @property
+    def projects_embeddings(self) -> bool:
+        """Whether a matrix projects the embeddings on the hidden size. An ALBERT always has one."""
+        return self.is_albert or self.embedding_width != self.hidden_size
+
+    @property
+    def has_pair_heads(self) -> bool:
+        """Whether there is a pooler, with a head for sentence pairs."""
+        return self.architecture in ("bert", "albert")
+
+    @property
+    def generator(self) -> "ModelConfig":
+        """The network of ELECTRA's generator, which has the same embeddings and whole heads of the same size."""
+        heads = max(1, round(self.generator_size * self.num_attention_heads))
+        sizes = {
+            "hidden_size": heads * self.hidden_size // self.num_attention_heads,
+            "num_attention_heads": heads,
+            "intermediate_size": max(1, round(self.generator_size * self.intermediate_size)),
+            "embedding_size": self.embedding_width,
+        }
+        return self.model_copy(update=sizes)
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelConfig":
@@ -294,9 +322,9 @@ class ModelConfig(_Section):
             )
         if not self.is_modern and not self.biases:
             raise ValueError("biases is false; BERT has biases; set architecture to modernbert")
-        if self.embedding_size and not self.is_albert:
-            raise ValueError(f"embedding_size is {self.embedding_size}; only architecture: albert can set it")
-        if self.embedding_width > width:
+        if self.embedding_size and not (self.is_albert or self.is_electra):
+            raise ValueError(f"embedding_size is {self.embedding_size}; set architecture to albert or electra")
+        if self.is_albert and self.embedding_width > width:
             raise ValueError(f"embedding_size {self.embedding_size} is above hidden_size {width}")
         return self
 
@@ -304,6 +332,10 @@ class ModelConfig(_Section):
 class TrainConfig(_Section):
     """Stage 3: training (Devlin et al., 2018, appendix A.2)."""
 
+    objective: Literal["mlm", "electra"] = "mlm"
+    """Predict masked tokens, or find the tokens that a generator has replaced (Clark et al., 2020)."""
+    discriminator_weight: Float = 50.0
+    """ELECTRA: weight of the discriminator's loss per token, beside the generator's loss per masked token."""
     global_batch_size: PositiveInt = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
@@ -439,6 +471,17 @@ class Config(_Section):
     train: TrainConfig = TrainConfig()
     phases: Annotated[tuple[PhaseConfig, ...], _PHASES] = ()
     """Phases of training, in order; each may override keys of `data` and `train`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _objective_names_the_network(cls, tree: Any) -> Any:
+        """Set an unset `model.architecture` to electra if that is the objective."""
+        sections = [tree.get(name) or {} for name in ("model", "train")] if isinstance(tree, dict) else []
+        if not all(isinstance(section, dict) for section in sections):
+            return tree
+        if sections and sections[1].get("objective") == "electra":
+            return {**tree, "model": {"architecture": "electra", **sections[0]}}
+        return tree
 
     @model_validator(mode="after")
     def _phases_have_names(self) -> "Config":

@@ -20,7 +20,7 @@ from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.train.inputs import check_examples, check_init, check_needs
+from bert_pretrain.train.inputs import check_examples, check_needs, check_network
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -66,7 +66,7 @@ def _check(config: Config) -> None:
         data = phase_config.data
         check_needs(phase_config.train, data.max_seq_length)
         check_examples(phase_config, data.max_seq_length, data.next_sentence)
-        check_init(phase_config)
+        check_network(phase_config)
 
 
 @dataclass

@@ -31,6 +31,9 @@ _HEADS = {  # class of `transformers`: the task, and the linear layer of its hea
     "AlbertForSequenceClassification": ("classify", "classifier"),
     "AlbertForTokenClassification": ("tag", "classifier"),
     "AlbertForQuestionAnswering": ("answer", "qa_outputs"),
+    "ElectraForSequenceClassification": ("classify", "classifier.out_proj"),
+    "ElectraForTokenClassification": ("tag", "classifier"),
+    "ElectraForQuestionAnswering": ("answer", "qa_outputs"),
 }
 _REMEDY = "use a folder written by 'bert-pretrain finetune', or a model of the class " + ", ".join(_HEADS)
 
@@ -46,6 +49,7 @@ class FinetunedBert:
     bias: Tensor  # (outputs,)
     is_multi_label: bool = False
     has_mean: bool = False  # whether a ModernBERT classifies the mean of the hidden states, not that of [CLS]
+    dense: tuple[Tensor, ...] = ()  # weight and bias of the layer before, with GELU, when an ELECTRA classifies
 
     @staticmethod
     def open(folder: Path, config: TrainConfig, max_length: int | None = None) -> "FinetunedBert":
@@ -61,14 +65,18 @@ class FinetunedBert:
                 remedy=f"fine-tune it first, or {_REMEDY}",
             )
         task, layer = _HEADS[class_name]
-        required: tuple[str, ...] = ("pooler",) if task == "classify" else ()
+        is_electra = class_name.startswith("Electra")
+        required: tuple[str, ...] = ("pooler",) if task == "classify" and not is_electra else ()
         if class_name.startswith("Modern"):
             required = ("mlm_head.dense", "mlm_head.layer_norm")
         bert = open_bert(folder, config, required, max_length=max_length)
         weight = bert.unused.get(f"{layer}.weight")
         bias = bert.unused.get(f"{layer}.bias")
+        names = ("classifier.dense.weight", "classifier.dense.bias") if is_electra and task == "classify" else ()
+        dense = [bert.unused[name] for name in names if name in bert.unused]
         hidden = bert.network.config.hidden_size
-        if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
+        is_complete = len(dense) == len(names) and all(tensor.shape[-1] == hidden for tensor in dense)
+        if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias) or not is_complete:
             raise DataError(
                 f"{folder} has no layer '{layer}' for a hidden size of {hidden}",
                 where="MODEL",
@@ -87,6 +95,7 @@ class FinetunedBert:
             bias,
             is_multi_label,
             has_mean,
+            tuple(tensor.to(bert.device).float() for tensor in dense),
         )
 
     def logits(
@@ -112,6 +121,8 @@ class FinetunedBert:
                 hidden = self._pooled(hidden, packed.cu_seqlens)  # (windows, hidden)
             if self.bert.network.config.is_modern:
                 hidden = self.bert.network.mlm_head(hidden)
+            if self.dense:
+                hidden = F.gelu(F.linear(hidden, *self.dense))
             return F.linear(hidden, self.weight, self.bias)
 
         def on_batch(rows: np.ndarray) -> None:

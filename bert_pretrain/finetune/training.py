@@ -71,12 +71,14 @@ def open_network(
         ) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
-    has_head = "classifier.weight" not in new
+    name = _head_name(network)
+    has_head = f"{name}.weight" not in new
     if labels and has_head and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
         # The head has the right size but other labels, or another order of them.
-        network.classifier.weight.data.normal_(std=network.config.initializer_range)
-        network.classifier.bias.data.zero_()
-        new |= {"classifier.weight", "classifier.bias"}
+        head = network.get_submodule(name)
+        head.weight.data.normal_(std=network.config.initializer_range)
+        head.bias.data.zero_()
+        new |= {f"{name}.weight", f"{name}.bias"}
     if settings.regression and has_head:
         _rescale_head(network, 1.0 / task.label_deviation, -task.label_mean / task.label_deviation)
     if new:
@@ -84,11 +86,17 @@ def open_network(
     return network
 
 
+def _head_name(network: Any) -> str:
+    """Return the name of the last layer of a classifier. That of an ELECTRA has two layers."""
+    return "classifier.out_proj" if hasattr(getattr(network, "classifier", None), "out_proj") else "classifier"
+
+
 @torch.no_grad()
 def _rescale_head(network: Any, factor: float, shift: float) -> None:
     """Change the head of a regression, whose output becomes `factor * output + shift`."""
-    network.classifier.weight.mul_(factor)
-    network.classifier.bias.mul_(factor).add_(shift)
+    head = network.get_submodule(_head_name(network))
+    head.weight.mul_(factor)
+    head.bias.mul_(factor).add_(shift)
 
 
 class FineTuner:
@@ -236,9 +244,10 @@ class FineTuner:
         """Write the model folder of a network."""
         weights = dict(network.state_dict())
         if self.settings.regression:  # the head of the folder predicts labels
-            for name in ("classifier.weight", "classifier.bias"):
+            head = _head_name(network)
+            for name in (f"{head}.weight", f"{head}.bias"):
                 weights[name] = weights[name] * self.task.label_deviation
-            weights["classifier.bias"] += self.task.label_mean
+            weights[f"{head}.bias"] += self.task.label_mean
         length = max(self.settings.max_length or 0, lengths(self.model)[0])
         if isinstance(record := getattr(network.config, "pretraining", None), dict):  # only of this package
             record[TRAINED_LENGTH] = length

@@ -18,13 +18,17 @@ DECODERS = {  # tied to the word embeddings
     "bert": "cls.predictions.decoder.weight",
     "modernbert": "decoder.weight",
     "albert": "predictions.decoder.weight",
+    "electra": "generator_lm_head.weight",
 }
 
 CLASSES = {  # of `transformers`
     "bert": "BertForPreTraining",
     "modernbert": "ModernBertForMaskedLM",
     "albert": "AlbertForPreTraining",
+    "electra": "ElectraForPreTraining",
 }
+GENERATOR_CLASS = "ElectraForMaskedLM"
+GENERATOR_PARTS = ("generator.", "mlm_head.")  # of the parameters of an ELECTRA in training
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{}"
 
 # Module names: ours -> Hugging Face's. {} is the number of the layer.
@@ -87,10 +91,24 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "nsp_head.dense": ("sop_classifier.classifier",),
     },
 }
+_NAMES["electra"] = {
+    **{
+        ours: tuple(name.replace("bert.", "electra.", 1) for name in names)
+        for ours, names in _NAMES["bert"].items()
+        if ours.startswith(("embeddings.", "encoder."))
+    },
+    "encoder.projection": ("electra.embeddings_project",),
+    "mlm_head.dense": ("generator_predictions.dense",),
+    "mlm_head.layer_norm": ("generator_predictions.LayerNorm",),
+    "mlm_head": ("generator_lm_head",),
+    "discriminator_head.dense": ("discriminator_predictions.dense",),
+    "discriminator_head.output": ("discriminator_predictions.dense_prediction",),
+}
 _PREFIXES = {
     "bert": ("bert.", "cls."),
     "modernbert": ("model.", "head.", "decoder."),
     "albert": ("albert.", "predictions.", "sop_classifier."),
+    "electra": ("electra.", "generator_", "discriminator_"),
 }
 # Settings of `ModelConfig` with another name in ModernBERT's configuration; the first name is read.
 _MODERN_SETTINGS = {
@@ -105,6 +123,7 @@ DROPOUTS = {
     "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "modernbert": ("mlp_dropout", "embedding_dropout", "attention_dropout", "classifier_dropout"),
     "albert": ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"),
+    "electra": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }
 _BERT_ONLY = ("type_vocab_size",)
 _MODERN_ONLY = ("biases", "global_attn_every_n_layers", "local_attention", "global_rope_theta", "local_rope_theta")
@@ -112,8 +131,11 @@ _ONE_LAYER = {"num_hidden_groups": 1, "inner_group_num": 1}  # ALBERT's numbers 
 
 
 def huggingface_names(name: str, architecture: str) -> list[str]:
-    """Return Hugging Face's names of a parameter: three for a fused query, key and value, but one in ModernBERT."""
-    module, _, leaf = name.rpartition(".")
+    """Return Hugging Face's names of a parameter: three for a fused query, key and value, but one in ModernBERT.
+
+    Those of ELECTRA's generator are names of its own folder.
+    """
+    module, _, leaf = re.sub(r"^generator\.", "encoder.", name).rpartition(".")
     layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
     pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
     return [f"{part.format(layer)}.{leaf}" for part in _NAMES[architecture][pattern]]
@@ -147,7 +169,8 @@ def current_name(name: str, architecture: str) -> str:
         return f"model.{name}" if re.match(r"(embeddings|layers|final_norm)\.", name) else name
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"{architecture}.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
+    is_bare = re.match(r"(embeddings|embeddings_project|encoder|pooler)\.", name)
+    return f"{architecture}.{name}" if is_bare else name
 
 
 def is_own_weight(name: str, architecture: str) -> bool:
@@ -157,9 +180,11 @@ def is_own_weight(name: str, architecture: str) -> bool:
 
 def huggingface_settings(config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` that describes the network."""
-    settings = config.model_dump(mode="json", exclude={"architecture", "embedding_size"})
+    settings = config.model_dump(mode="json", exclude={"architecture", "embedding_size", "generator_size"})
     if config.is_albert:
         settings |= {"embedding_size": config.embedding_width, **_ONE_LAYER}
+    elif config.is_electra:
+        settings |= {"embedding_size": config.embedding_width, "generator_size": config.generator_size}
     if not config.is_modern:
         for key in _MODERN_ONLY:
             del settings[key]
@@ -174,7 +199,7 @@ def huggingface_settings(config: ModelConfig) -> dict[str, Any]:
 
 def special_token_ids(tokenizer: Tokenizer, architecture: str) -> dict[str, int]:
     """Return the ids of special tokens that `config.json` must have, because the defaults are of another vocabulary."""
-    if architecture == "bert":
+    if architecture in ("bert", "electra"):
         return {"pad_token_id": tokenizer.pad_id}
     return {
         "pad_token_id": tokenizer.pad_id,
@@ -198,11 +223,14 @@ def model_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     elif architecture == "albert":
         required |= {"model_type": "albert", **_ONE_LAYER}
         content = {"hidden_act": "gelu_new", "embedding_size": 128, **content}
+    elif architecture == "electra":
+        required |= {"model_type": "electra"}
+        content = {"embedding_size": 128, **content}
     for key, value in {**required, "hidden_act": "gelu"}.items():
         if content.get(key, value) != value:
             raise ValueError(f"{key} is {str(content[key])[:80]!r}; only {value!r} is supported")
     settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
-    if architecture != "albert":
+    if architecture not in ("albert", "electra"):
         settings.pop("embedding_size", None)
     return {**settings, "architecture": architecture}
 

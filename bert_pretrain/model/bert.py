@@ -1,4 +1,5 @@
-"""The networks: BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024) and ALBERT (Lan et al., 2019).
+"""The networks: BERT (Devlin et al., 2018), ModernBERT (Warner et al., 2024), ALBERT (Lan et al., 2019) and ELECTRA
+(Clark et al., 2020).
 
 Sequences are packed: the tokens of a batch are concatenated, (tokens,), and `cu_seqlens` has the start of each
 sequence. The masked-language-model head runs on masked positions only. Outputs equal those of Hugging Face's classes;
@@ -10,6 +11,9 @@ has no pooler and no head for sentence pairs.
 
 ALBERT is a BERT whose layers are one layer, applied several times. A matrix projects its embeddings, which may be
 narrower, on the width of the layer.
+
+ELECTRA is two networks with BERT's layers and the same embeddings: a small generator, which replaces masked tokens, and
+a discriminator, which finds the replaced ones. A folder has one of them.
 """
 
 import math
@@ -195,7 +199,9 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
         self.num_layers = config.num_hidden_layers
-        self.projection = nn.Linear(config.embedding_width, config.hidden_size) if config.is_albert else nn.Identity()
+        self.projection: nn.Module = nn.Identity()
+        if config.projects_embeddings:
+            self.projection = nn.Linear(config.embedding_width, config.hidden_size)
         indices = range(1 if config.is_albert else self.num_layers)
         if config.is_modern:
             self.layers = nn.ModuleList(ModernLayer(config, backend, index) for index in indices)
@@ -262,6 +268,18 @@ class NextSentenceHead(nn.Module):
         return self.dense(pooled)  # (sequences, 2)
 
 
+class ReplacedTokenHead(nn.Module):
+    """One logit per token, which is positive if the token seems replaced (Clark et al., 2020, section 2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(F.gelu(self.dense(hidden))).squeeze(1)  # (tokens,)
+
+
 class PretrainingOutput(NamedTuple):
     """Output of `BertForPreTraining.forward`, from which both losses are computed."""
 
@@ -290,8 +308,9 @@ class BertForPreTraining(nn.Module):
         self.embeddings = Embeddings(config, vocab_size)
         self.encoder = Encoder(config, attention)
         self.mlm_head = MaskedLanguageModelHead(config, vocab_size)
-        self.pooler = None if config.is_modern else Pooler(config)
-        self.nsp_head = None if config.is_modern else NextSentenceHead(config)
+        self.pooler = Pooler(config) if config.has_pair_heads else None
+        self.nsp_head = NextSentenceHead(config) if config.has_pair_heads else None
+        self.discriminator_head = ReplacedTokenHead(config) if config.is_electra else None
 
     @property
     def num_parameters(self) -> int:
@@ -379,3 +398,57 @@ class BertForPreTraining(nn.Module):
                 parameter.copy_(weight)
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+
+
+class ElectraForPreTraining(BertForPreTraining):
+    """A discriminator with its generator, as they are trained. The head for masked tokens is the generator's."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        *,
+        attention: str = "padded",
+    ) -> None:
+        super().__init__(config, vocab_size, attention=attention)
+        self.generator = Encoder(config.generator, attention)
+        self.mlm_head = MaskedLanguageModelHead(config.generator, vocab_size)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        masked_positions: Tensor,
+    ) -> PretrainingOutput:
+        """Return the outputs of the generator."""
+        layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        hidden = self.generator(self.embeddings(input_ids, token_type_ids, position_ids), layout)
+        return PretrainingOutput(self.mlm_head(hidden.index_select(0, masked_positions)), None, hidden)
+
+    def discriminate(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+    ) -> Tensor:
+        """Return the discriminator's logit of each token, (tokens,)."""
+        hidden = self.encode(
+            input_ids,
+            token_type_ids,
+            position_ids,
+            cu_seqlens,
+            max_seqlen,
+        )
+        assert self.discriminator_head is not None
+        return self.discriminator_head(hidden)
+
+
+def make_network(config: ModelConfig, vocab_size: int, attention: str) -> BertForPreTraining:
+    """Return the network to train."""
+    network = ElectraForPreTraining if config.is_electra else BertForPreTraining
+    return network(config, vocab_size, attention=attention)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bert_pretrain.errors import DataError
@@ -18,6 +18,8 @@ from bert_pretrain.io.files import write_checksums, write_json
 from bert_pretrain.model.architectures import (
     CLASSES,
     DECODERS,
+    GENERATOR_CLASS,
+    GENERATOR_PARTS,
     OUTPUT_BIAS,
     POSITIONS,
     WORD_EMBEDDINGS,
@@ -28,9 +30,11 @@ from bert_pretrain.model.architectures import (
     special_token_ids,
 )
 from bert_pretrain.model.attention_backend import choose_attention
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining
 from bert_pretrain.model.folder import (
     CONFIG,
+    GENERATOR,
+    GENERATOR_WEIGHTS,
     PRETRAINING,
     TRAINED_LENGTH,
     WEIGHTS,
@@ -69,8 +73,9 @@ def save_model_folder(
     Its length is the `model_max_length` of the tokenizer, so `transformers` truncates texts too. A model card is
     written afterwards, so no checksum covers it and it may be edited.
     """
+    is_generator = any(name.startswith("generator_") for name in tensors)
     config = {
-        "architectures": [CLASSES[model.config.architecture]],
+        "architectures": [GENERATOR_CLASS if is_generator else CLASSES[model.config.architecture]],
         "model_type": model.config.architecture,
         "vocab_size": model.vocab_size,
         **special_token_ids(tokenizer, model.config.architecture),
@@ -96,10 +101,41 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def export_weights(weights: Mapping[str, Tensor], architecture: str) -> tuple[dict[str, Tensor], int]:
-    """Return weights, scaled by `scale_embeddings` and under Hugging Face's names, and the exponent of the scale."""
+class Exported(NamedTuple):
+    """Weights under Hugging Face's names."""
+
+    weights: dict[str, Tensor]
+    generator: dict[str, Tensor]  # those of ELECTRA's generator without the embeddings; else empty
+    exponent: int  # of the scale of `scale_embeddings`
+
+
+def export_weights(weights: Mapping[str, Tensor], architecture: str) -> Exported:
+    """Return weights scaled by `scale_embeddings`."""
     exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
-    return to_huggingface(scale_embeddings(weights, exponent), architecture), exponent
+    scaled = scale_embeddings(weights, exponent)
+    parts = GENERATOR_PARTS if architecture == "electra" else ()
+    generator = {name: scaled.pop(name) for name in list(scaled) if name.startswith(parts)}
+    return Exported(to_huggingface(scaled, architecture), to_huggingface(generator, architecture), exponent)
+
+
+def save_generator(
+    exported: Exported,
+    model: ElectraForPreTraining,
+    folder: Path,
+    tokenizer: Tokenizer,
+    pretraining: Mapping[str, Any],
+) -> None:
+    """Write the model folder of ELECTRA's generator."""
+    shared = {name: tensor for name, tensor in exported.weights.items() if name.startswith("electra.embeddings.")}
+    with torch.device("meta"):
+        generator = BertForPreTraining(model.config.generator, model.vocab_size)
+    save_model_folder(
+        {**shared, **exported.generator},
+        generator,
+        folder,
+        tokenizer,
+        pretraining,
+    )
 
 
 def to_huggingface(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
@@ -139,6 +175,12 @@ def load_model(
     missing, unused = load_weights(model, folder, flag=flag, seed=0)
     if needed := [name for name in missing if name.startswith(required)]:
         example = huggingface_names(needed[0], config.architecture)[0]
+        if example.startswith("generator_"):
+            raise DataError(
+                f"{folder} is an ELECTRA's discriminator, which has no head for masked tokens",
+                where=flag,
+                remedy=f"name the folder of its generator, such as {folder.parent / GENERATOR}",
+            )
         raise DataError(
             f"{folder} lacks {len(needed)} required weights, such as {example}",
             where=flag,
@@ -159,29 +201,32 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
     With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
-    repeated. Return the names of the initialized parameters, and the unused tensors of the folder by name.
+    repeated. The generator of an ELECTRA in training is read from the folder beside, or from the checkpoint. Return the
+    names of the initialized parameters, and the unused tensors of the folder by name.
     """
     architecture = model.config.architecture
-    tensors = _with_current_names(read_weights(folder, flag), architecture, f"{flag} {folder}")
-    if extension is not None:
-        by_token = [name for ours in (WORD_EMBEDDINGS, OUTPUT_BIAS) for name in huggingface_names(ours, architecture)]
-        for name in tensors.keys() & set(by_token):
-            tensors[name] = _extend_rows(
-                name,
-                tensors[name],
-                extension,
-                folder,
-                flag,
-            )
-    num_positions = model.config.max_position_embeddings
-    if not model.config.is_modern:
-        (positions,) = huggingface_names(POSITIONS, architecture)
-        if positions in tensors and len(tensors[positions]) < num_positions:
-            # Repetition keeps the relative distances that attention has learned, except at the seams.
-            tensors[positions] = tensors[positions][torch.arange(num_positions) % len(tensors[positions])]
+    own = _prepared(
+        read_weights(folder, flag),
+        model,
+        folder,
+        flag,
+        extension,
+    )
+    generator: dict[str, Tensor] = {}
+    generator_parts: tuple[str, ...] = ()
+    if isinstance(model, ElectraForPreTraining):
+        generator_parts = GENERATOR_PARTS
+        generator = _prepared(
+            _read_generator(folder, flag),
+            model,
+            folder,
+            flag,
+            extension,
+        )
     missing: list[str] = []
     used: set[str] = set()
     for name, parameter in model.named_parameters():
+        tensors = generator if name.startswith(generator_parts) else own
         parts = huggingface_names(name, architecture)
         if not tensors.keys() >= set(parts):
             missing.append(name)
@@ -198,7 +243,47 @@ def load_weights(
             target.copy_(tensors[part])
         used.update(parts)
     model.initialize(seed, set(missing))
-    return missing, {name: tensors[name] for name in sorted(set(tensors) - used)}
+    return missing, {name: own[name] for name in sorted(set(own) - used)}
+
+
+def _read_generator(folder: Path, flag: str) -> dict[str, Tensor]:
+    """Return the weights of the generator that belongs to a discriminator, or nothing if there is none."""
+    if (folder / GENERATOR_WEIGHTS).is_file():  # in a checkpoint, whose checksums have been compared
+        return load_file(folder / GENERATOR_WEIGHTS)
+    beside = folder.parent / GENERATOR
+    if not (beside / CONFIG).is_file():
+        return {}
+    check_model(beside, flag)
+    return read_weights(beside, flag)
+
+
+def _prepared(
+    weights: dict[str, Tensor],
+    model: BertForPreTraining,
+    folder: Path,
+    flag: str,
+    extension: Extension | None,
+) -> dict[str, Tensor]:
+    """Return weights with current names, and with the rows of the model's vocabulary and positions."""
+    architecture = model.config.architecture
+    tensors = _with_current_names(weights, architecture, f"{flag} {folder}")
+    if extension is not None:
+        by_token = [name for ours in (WORD_EMBEDDINGS, OUTPUT_BIAS) for name in huggingface_names(ours, architecture)]
+        for name in tensors.keys() & set(by_token):
+            tensors[name] = _extend_rows(
+                name,
+                tensors[name],
+                extension,
+                folder,
+                flag,
+            )
+    num_positions = model.config.max_position_embeddings
+    if not model.config.is_modern:
+        (positions,) = huggingface_names(POSITIONS, architecture)
+        if positions in tensors and len(tensors[positions]) < num_positions:
+            # Repetition keeps the relative distances that attention has learned, except at the seams.
+            tensors[positions] = tensors[positions][torch.arange(num_positions) % len(tensors[positions])]
+    return tensors
 
 
 def _extend_rows(

@@ -124,8 +124,12 @@ def _check_options(
 
 def _vector_size(model: ModelConfig, pooling: str) -> int:
     """Return the numbers of a vector. Raise ConfigError if the model lacks what the pooling needs."""
-    if pooling == "pooler" and model.is_modern:
-        raise ConfigError("a ModernBERT has no pooler", where="--pooling", remedy="choose another, such as mean")
+    if pooling == "pooler" and not model.has_pair_heads:
+        raise ConfigError(
+            f"a model of the type {model.architecture} has no pooler",
+            where="--pooling",
+            remedy="choose another, such as mean",
+        )
     if not pooling.startswith("last4"):
         return model.hidden_size
     if model.num_hidden_layers < NUM_LAST_LAYERS:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io import files
-from bert_pretrain.model.folder import CARD, PRETRAINING
+from bert_pretrain.model.folder import CARD, GENERATOR_WEIGHTS, PRETRAINING
 from bert_pretrain.model.huggingface import export_weights, save_model_folder, scale_embeddings, write_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.signals import checkpoint_paths
@@ -133,12 +133,14 @@ class CheckpointWriter:
         if event is not None:
             event.synchronize()
         parameters = {name: tensors.pop(name) for name, _ in self.state.model.named_parameters()}
-        weights, exponent = export_weights(parameters, self.state.model.config.architecture)
+        exported = export_weights(parameters, self.state.model.config.architecture)
         with files.atomic_folder(path) as temporary:
             write_tensors(tensors, temporary / STATE_TENSORS)
-            files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
+            files.write_json(temporary / STATE_JSON, {**record, EXPONENT: exported.exponent})
+            if exported.generator:
+                write_tensors(exported.generator, temporary / GENERATOR_WEIGHTS)
             save_model_folder(
-                weights,
+                exported.weights,
                 self.state.model,
                 temporary,
                 self.tokenizer,

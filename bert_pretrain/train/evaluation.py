@@ -69,13 +69,13 @@ def evaluate(
         bert.device,
         bert.dtype,
     )
-    batches = evaluation_batches(folder, "validation", micro_batch_tokens)
+    batches = evaluation_batches(folder, "validation", micro_batch_tokens, with_pairs=has_pairs)
     documents = folder.num_documents("validation")
     losses = PretrainingLoss(bert.network)
     metrics = evaluate_batches(losses, batches, bert.device, bert.dtype)
     if documents is not None:
         metrics["documents"] = documents
-    return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
+    return metrics
 
 
 @torch.no_grad()

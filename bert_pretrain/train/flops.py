@@ -54,11 +54,19 @@ UNKNOWN_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090
 
 def batch_flops(batch: GlobalBatch, model: ModelConfig, num_outputs: int) -> float:
     """Return the floating-point operations of one training step, with logits of `num_outputs` tokens."""
+    tokens = batch.num_tokens
+    squared_lengths = batch.sum_squared_lengths
+    if model.is_electra:
+        # The logits are computed a third time, without a backward pass, to draw tokens.
+        drawing = 2 * model.embedding_width * num_outputs * batch.num_predictions
+        head = 6 * (model.hidden_size**2 + model.hidden_size) * tokens
+        generator = training_flops(model.generator, num_outputs, tokens, squared_lengths, batch.num_predictions)
+        return generator + drawing + head + training_flops(model, 0, tokens, squared_lengths, 0.0)
     return training_flops(
         model,
         num_outputs,
-        batch.num_tokens,
-        batch.sum_squared_lengths,
+        tokens,
+        squared_lengths,
         batch.num_predictions,
         batch.num_pairs,
     )
@@ -86,7 +94,7 @@ def training_flops(
     attended = num_global * squared_lengths  # pairs of tokens, over the layers
     attended += (layers - num_global) * min(squared_lengths, tokens * (model.local_attention + 1))
     return float(
-        6 * (layers * layer_weights + (hidden * width if model.is_albert else 0)) * tokens
+        6 * (layers * layer_weights + (hidden * width if model.projects_embeddings else 0)) * tokens
         + 12 * hidden * attended
         + 6 * (hidden * width + width * num_outputs) * predictions
         + 6 * (hidden * hidden + 2 * hidden) * pairs

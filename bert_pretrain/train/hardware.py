@@ -1,5 +1,6 @@
 """Choose compilation and the size of micro-batches."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.io import cores
 from bert_pretrain.model.attention import Layout
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, Encoder
 from bert_pretrain.train.decoder_loss import BLOCK_ROWS, SOFTMAX_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
@@ -69,7 +70,8 @@ def compile_layers(
         torch._dynamo.config.optimize_ddp = False
         if model.mlm_head.bias.device.type == "cuda":
             inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
-    for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
+    layers = [layer for encoder in model.modules() if isinstance(encoder, Encoder) for layer in encoder.layers]
+    for module in (model.embeddings, *layers, model.mlm_head):
         module.forward = _compiled(module.forward, backend, strict)
 
 
@@ -163,10 +165,32 @@ def activation_bytes_per_token(
     values); dropout masks (2 H bytes). ModernBERT also keeps turned queries and keys, the gate and its product, and its
     hidden states in fp32. Attention with padding also keeps its padded context, and one row of probabilities per head;
     dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep their input (H values) and
-    one layer at a time keeps the rest. Tests compare the estimate with traces of steps.
+    one layer at a time keeps the rest. ELECTRA keeps those of its generator, too, and two values of H in the head of the
+    discriminator. Tests compare the estimate with traces of steps.
     """
     config = model.config
-    width = dtype.itemsize
+    estimate = functools.partial(
+        _activation_bytes,
+        attention=model.attention_backend,
+        max_seq_length=max_seq_length,
+        width=dtype.itemsize,
+        checkpointing=checkpointing,
+    )
+    kept, backward = estimate(config)
+    if not config.is_electra:
+        return kept, backward
+    return kept + estimate(config.generator)[0] + 2 * dtype.itemsize * config.hidden_size, backward
+
+
+def _activation_bytes(
+    config: ModelConfig,
+    *,
+    attention: str,
+    max_seq_length: int,
+    width: int,
+    checkpointing: bool,
+) -> tuple[int, int]:
+    """Return the bytes per token of one encoder. `width` is that of an activation in bytes."""
     hidden = config.hidden_size
     masks = 2 if config.hidden_dropout_prob > 0 else 0
     layer = (8 + 7 * width + masks) * hidden + 2 * width * config.intermediate_size
@@ -174,7 +198,7 @@ def activation_bytes_per_token(
     if config.is_modern:
         layer += width * hidden + 2 * width * config.intermediate_size
         input_bytes = 4 * hidden
-    if model.attention_backend == "padded":
+    if attention == "padded":
         row = 2 * width + 1 if config.attention_probs_dropout_prob > 0 else width
         layer += width * hidden + row * config.num_attention_heads * max_seq_length
     ends = 8 * hidden  # the embeddings before and after layer norm, and the few masked positions in the head

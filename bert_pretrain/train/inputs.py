@@ -42,8 +42,7 @@ def check_inputs(
             where="--carry-optimizer",
             remedy="add --init-from RUN/checkpoints/step-…",
         )
-    else:
-        check_init(config)
+    check_network(config, is_new=init_from is None)
     _check_sizes(config, folder)
     check_needs(config.train, folder.max_seq_length)
     if config.train.teacher is not None:
@@ -73,11 +72,24 @@ def check_needs(train: TrainConfig, max_seq_length: int) -> None:
         )
 
 
-def check_init(config: Config) -> None:
-    """Check that the network has the layers that its initial weights set."""
-    if config.model.is_albert and config.train.init != "normal":
+def check_network(config: Config, *, is_new: bool = True) -> None:
+    """Check that the network fits the objective and, if it has no weights yet, the initial weights."""
+    model, train = config.model, config.train
+    if model.is_electra != (train.objective == "electra"):
         raise ConfigError(
-            f"init is {config.train.init}, which sets the heads of some layers, but an ALBERT has one layer for all",
+            f"the objective is {train.objective}, but the network is {model.architecture}",
+            where="train.objective",
+            remedy="set both train.objective and model.architecture to electra, or neither",
+        )
+    if model.is_electra and model.embedding_width > model.hidden_size:
+        raise ConfigError(
+            f"embedding_size {model.embedding_width} is above hidden_size {model.hidden_size}",
+            where="model.embedding_size",
+            remedy=f"set it to at most {model.hidden_size}",
+        )
+    if is_new and train.init != "normal" and not (model.architecture == "bert" or model.is_modern):
+        raise ConfigError(
+            f"init is {train.init}, which sets the heads of single layers of a BERT; this is an {model.architecture}",
             where="train.init",
             remedy="set it to normal",
         )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_pretrain import ragged
+from bert_pretrain import ragged, rng
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import concatenate
@@ -28,7 +28,7 @@ from bert_pretrain.train.packing import (
     assign_by_length,
     assign_evenly,
     global_batch_of,
-    pack,
+    packed,
 )
 from bert_pretrain.train.sampled_softmax import CandidateSampler
 
@@ -55,6 +55,8 @@ class TrainingData:
     dist_context: DistContext = SINGLE_PROCESS
     static_shapes: bool = False  # whether micro-batches have nearly constant shapes
     sampler: CandidateSampler | None = None  # draws the candidates of a sampled softmax
+    with_pairs: bool = True  # whether batches have the labels of sentence pairs
+    with_draws: bool = False  # whether batches have the numbers with which ELECTRA's generator draws tokens
 
     def __post_init__(self) -> None:
         self._examples = self.data.shuffled(self.seed)
@@ -74,6 +76,8 @@ class TrainingData:
         """Return this rank's part of the global batch of the next step, after `step` finished steps."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         examples = concatenate([shard.take(rows) for shard, rows in parts])
+        if not self.with_pairs:
+            examples = replace(examples, next_sentence_label=None)
         ranks = self.dist_context
         if self.static_shapes:
             assigned = assign_evenly(examples.lengths, self.micro_batch_tokens, ranks.rank, ranks.size)
@@ -86,7 +90,8 @@ class TrainingData:
         else:
             assigned = assign_by_length(examples.lengths, self.micro_batch_tokens, ranks.rank, ranks.size)
             multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        batch = global_batch_of(examples, assigned, multiples)
+        draws = rng.stream(self.seed, "draws", step=step) if self.with_draws else None
+        batch = global_batch_of(examples, assigned, multiples, draws)
         return batch if self.sampler is None else batch.with_candidates(self.sampler.draw(step))
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
@@ -110,8 +115,10 @@ def evaluation_batches(
     *,
     static_shapes: bool = False,
     dist_context: DistContext = SINGLE_PROCESS,
+    with_pairs: bool = True,
+    with_draws: bool = False,
 ) -> Iterator[Batch]:
-    """Yield a rank's micro-batches of a split, with the masks that it stores.
+    """Yield a rank's micro-batches of a split, with the masks and, with `with_pairs`, the labels that it stores.
 
     `max_rows` limits the number of rows, which are then spread evenly.
     With `static_shapes`, `max_seqlen` is constant. Otherwise, Triton would compile its kernels for several block sizes.
@@ -132,9 +139,13 @@ def evaluation_batches(
         if not len(rows):
             continue
         examples = read_shard(data.path, record).take(rows)
-        for assigned in assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1):
+        if not with_pairs:
+            examples = replace(examples, next_sentence_label=None)
+        assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank=0, num_ranks=1)
+        draws = rng.stream(0, "draws", shard=index) if with_draws else None
+        for batch in packed(examples, assigned, multiples, draws):
             if num_micro_batches % dist_context.size == dist_context.rank:
-                yield pack(examples.take(assigned), multiples)
+                yield batch
             num_micro_batches += 1
 
 

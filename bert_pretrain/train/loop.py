@@ -218,6 +218,8 @@ class Loop:
             None if self.clock.is_over else run.config.train.eval_examples,
             static_shapes=run.compiled,
             dist_context=run.dist_context,
+            with_pairs=run.config.model.has_pair_heads,
+            with_draws=run.config.model.is_electra,
         )
         metrics = evaluate_batches(
             self.state.losses,

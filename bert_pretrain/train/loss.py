@@ -111,28 +111,13 @@ def pretraining_loss(
         hidden_loss.append((1.0 - cosines).where(batch.is_real, 0.0).sum())
     del hidden  # frees its memory
     features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
-    targets = Targets(batch.masked_labels, teacher_features=teacher.features)
-    weight = model.embeddings.word_embeddings.weight
-    bias = model.mlm_head.bias
-    if batch.candidates is None:
-        mlm_loss, mlm_correct, *teacher_loss = decoder_loss(
-            features,
-            weight,
-            bias,
-            targets,
-            teacher=teacher.layer,
-            compiled=compiled,
-        )
-    else:
-        mlm_loss, mlm_correct, *teacher_loss = sampled_softmax_loss(
-            features,
-            weight,
-            bias,
-            targets,
-            batch.candidates,
-            teacher=teacher.layer,
-            compiled=compiled,
-        )
+    mlm_loss, mlm_correct, *teacher_loss = masked_token_loss(
+        model,
+        features,
+        batch,
+        compiled=compiled,
+        teacher=teacher,
+    )
     if batch.next_sentence_labels is None:
         nsp_loss = torch.zeros_like(mlm_loss)
         nsp_correct = torch.zeros_like(mlm_correct)
@@ -146,6 +131,38 @@ def pretraining_loss(
         mlm_correct,
         nsp_correct,
         (*teacher_loss, *hidden_loss),
+    )
+
+
+def masked_token_loss(
+    model: BertForPreTraining,
+    features: Tensor,
+    batch: Batch,
+    *,
+    compiled: bool,
+    teacher: TeacherOutput = NO_TEACHER,
+) -> tuple[Tensor, ...]:
+    """Return the sums of `decoder_loss` over masked tokens, from the decoder's inputs."""
+    targets = Targets(batch.masked_labels, teacher_features=teacher.features)
+    weight = model.embeddings.word_embeddings.weight
+    bias = model.mlm_head.bias
+    if batch.candidates is None:
+        return decoder_loss(
+            features,
+            weight,
+            bias,
+            targets,
+            teacher=teacher.layer,
+            compiled=compiled,
+        )
+    return sampled_softmax_loss(
+        features,
+        weight,
+        bias,
+        targets,
+        batch.candidates,
+        teacher=teacher.layer,
+        compiled=compiled,
     )
 
 

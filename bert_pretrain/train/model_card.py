@@ -22,7 +22,7 @@ from bert_pretrain.model.huggingface import fine_tuning_rate
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
-from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
+from bert_pretrain.train.resolved import MASKING, ResolvedRun
 from bert_pretrain.train.state import TrainState
 
 METRICS = (  # title, name, format
@@ -31,6 +31,9 @@ METRICS = (  # title, name, format
     ("MLM accuracy", "validation_mlm_accuracy", ".2%"),
     ("NSP loss (nats per pair)", "validation_nsp_loss", ".4f"),
     ("NSP accuracy", "validation_nsp_accuracy", ".2%"),
+    ("loss of the discriminator (nats per token)", "validation_discriminator_loss", ".4f"),
+    ("replaced tokens found", "validation_replaced_found", ".2%"),
+    ("original tokens taken for replaced", "validation_originals_flagged", ".2%"),
 )
 
 
@@ -54,7 +57,8 @@ def model_card(
     use = None
     if loss is not None:
         line["perplexity"] = perplexity(loss)
-        use = expected_use(loss, run.tokenizer.vocab_size, data.language, data.masked_lm_prob)
+        if not run.config.model.is_electra:  # the loss of a small generator
+            use = expected_use(loss, run.tokenizer.vocab_size, data.language, data.masked_lm_prob)
     body = render(
         "model_card.md",
         run=run,
@@ -64,7 +68,7 @@ def model_card(
         torch=torch.__version__,
         origin=name_of_folder(run.init_from) if run.init_from else None,
         teacher=name_of_folder(run.teacher) if run.teacher else None,
-        objective=OBJECTIVES[data.next_sentence],
+        objective=run.objective,
         masks=MASKING[data.masking],
         rate=f"{fine_tuning_rate(state.model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         is_final=is_final,

@@ -66,7 +66,7 @@ def has_decay(name: str) -> bool:
 
 def is_hidden_matrix(name: str) -> bool:
     """Return whether a parameter is a matrix of the encoder. Embeddings and heads are not in the encoder."""
-    return name.startswith("encoder.layers.") and has_decay(name)
+    return name.startswith(("encoder.layers.", "generator.layers.")) and has_decay(name)
 
 
 def _groups(named: dict[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:

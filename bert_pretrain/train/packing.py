@@ -4,7 +4,7 @@ A packed micro-batch is a concatenation of sequences without padding. A tail of 
 The division into micro-batches affects speed, memory and dropout masks, but otherwise not the gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class Batch:
     # The two fields of `Candidates` of a sampled softmax; None: a softmax over the whole vocabulary.
     candidate_ids: Tensor | None = None  # (candidates,) int64
     candidate_log_probabilities: Tensor | None = None  # (candidates,) float32
+    draws: Tensor | None = None  # (masked,) float32 in [0, 1): where ELECTRA's generator draws in its distribution
 
     @property
     def sequences(self) -> Packed:
@@ -221,14 +222,15 @@ def global_batch_of(
     examples: Examples,
     assigned: list[np.ndarray],
     multiples: ShapeMultiples | None = None,
+    draws: np.random.Generator | None = None,
 ) -> GlobalBatch:
     """Pack one rank's micro-batches, with counts of the whole global batch.
 
     `examples` are those of all ranks, at least one and with masks. `assigned` has the indices of each micro-batch's
-    examples.
+    examples. `draws` draws a number for each mask of all ranks.
     """
     return GlobalBatch(
-        [pack(examples.take(rows), multiples) for rows in assigned],
+        list(packed(examples, assigned, multiples, draws)),
         num_sequences=len(examples),
         num_pairs=0 if examples.next_sentence_label is None else len(examples),
         num_predictions=len(examples.masked_indices),
@@ -237,10 +239,26 @@ def global_batch_of(
     )
 
 
-def pack(examples: Examples, multiples: ShapeMultiples | None = None) -> Batch:
+def packed(
+    examples: Examples,
+    assigned: list[np.ndarray],
+    multiples: ShapeMultiples | None,
+    draws: np.random.Generator | None,
+) -> Iterator[Batch]:
+    """Yield the micro-batches of `assigned` examples, with the numbers of their masks if there are `draws`."""
+    masks = examples.masks
+    assert masks is not None
+    numbers = None if draws is None else draws.random(len(masks.original_ids), dtype=np.float32)
+    for rows in assigned:
+        of_rows = None if numbers is None else ragged.take(numbers, masks.offsets, rows)[0]
+        yield pack(examples.take(rows), multiples, of_rows)
+
+
+def pack(examples: Examples, multiples: ShapeMultiples | None = None, draws: np.ndarray | None = None) -> Batch:
     """Concatenate examples, at least one and with masks, into a packed batch.
 
-    A tail of dummy sequences, at least one, rounds its sizes up to the multiples, if they are given.
+    A tail of dummy sequences, at least one, rounds its sizes up to the multiples, if they are given. `draws` are the
+    numbers of the masks, (masked,).
     """
     masks = examples.masks
     assert masks is not None
@@ -268,6 +286,7 @@ def pack(examples: Examples, multiples: ShapeMultiples | None = None) -> Batch:
         num_tokens=len(examples.input_ids),
         num_sequences=len(examples),
         num_predictions=len(masks.original_ids),
+        draws=None if draws is None else _column(draws, num_masked_labels, dtype=np.float32),
     )
 
 
@@ -281,8 +300,13 @@ def _with_tail(offsets: np.ndarray, max_seqlen: int, multiples: ShapeMultiples) 
     return np.concatenate([offsets, offsets[-1] + ends])
 
 
-def _column(values: np.ndarray, size: int, fill: int = 0) -> Tensor:
-    """Return the values as int64, filled up to a size."""
-    column = np.full(size, fill, dtype=np.int64)
+def _column(
+    values: np.ndarray,
+    size: int,
+    fill: int = 0,
+    dtype: type = np.int64,
+) -> Tensor:
+    """Return the values as `dtype`, filled up to a size."""
+    column: np.ndarray = np.full(size, fill, dtype=dtype)
     column[: len(values)] = values
     return torch.from_numpy(column)

@@ -14,8 +14,9 @@ from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.io.manifest import MANIFEST, Output, OutputState
 from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, make_network
 from bert_pretrain.model.folder import (
+    GENERATOR,
     PRETRAINING,
     TRAINED_LENGTH,
     check_model,
@@ -56,6 +57,7 @@ OBJECTIVES = {
     "sop": "masked tokens and sentence order (logged under the next-sentence names)",
     "none": "masked tokens only; pooler and next-sentence head are not trained",
 }
+ELECTRA = "replaced tokens; the masked tokens are those of the generator"
 MASKING = {"static": "stored in the data", "dynamic": "drawn in every epoch"}
 
 
@@ -116,6 +118,14 @@ class ResolvedRun:
         return Output(self.output, "run", identity, (self.data.path, self.init_from, self.teacher))
 
     @property
+    def objective(self) -> str:
+        """The objectives as text."""
+        pairs = self.data.config.next_sentence
+        if not self.config.model.is_electra:
+            return OBJECTIVES[pairs]
+        return ELECTRA if pairs == "none" else f"{ELECTRA}; sentence pairs are read, but have no loss"
+
+    @property
     def warmup(self) -> str:
         """The length of the warm-up as text."""
         if self.length.steps is None:
@@ -165,7 +175,7 @@ def resolve_run(
     )
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
-        model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
+        model = make_network(config.model, tokenizer.vocab_size, attention)
         taught_by = BertForPreTraining(*read_config(teacher, TEACHER)) if teacher and train.distillation else None
     tokens = hardware.choose_micro_batch_tokens(
         train,
@@ -260,7 +270,7 @@ def describe(run: ResolvedRun) -> str:
         epochs = f", {num_examples / data.rows('train'):.2f} epochs"
     lines = [
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {evaluated}",
-        f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
+        f"objective  {run.objective}, masks {MASKING[data.config.masking]}",
         f"model      {run.num_parameters:,} parameters",
         f"device     {devices.describe_device(run.device)}",
     ]
@@ -316,7 +326,8 @@ def _is_up_to_date(run: ResolvedRun) -> bool:
             raise _too_short(run.length, f"step {step}, after {duration(seconds)},")
         print(f"the run is extended from {old_length} to {run.length}")
         return False
-    if damage := damage_of_model(model):
+    models = (model, run.output / GENERATOR) if run.config.model.is_electra else (model,)
+    if damage := next(filter(None, map(damage_of_model, models)), None):
         print(f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint")
         return False
     print(f"up to date: {run.output} was trained to step {step}; the model is {model}")

@@ -18,14 +18,21 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.architectures import huggingface_names
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import export_weights, load_model, load_weights, save_model_folder
+from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining, Encoder, make_network
+from bert_pretrain.model.folder import CARD, GENERATOR
+from bert_pretrain.model.huggingface import (
+    export_weights,
+    load_model,
+    load_weights,
+    save_generator,
+    save_model_folder,
+)
 from bert_pretrain.report.curves import draw_curves
 from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.distillation import DistillationLoss
+from bert_pretrain.train.electra import ElectraLoss
 from bert_pretrain.train.evaluation import MLM_WEIGHTS
 from bert_pretrain.train.initial_weights import (
     start_from_cooccurrences,
@@ -186,7 +193,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
     """Build the model, with weights from the checkpoint or `--init-from`, or with new weights."""
     train = run.config.train
-    model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
+    model = make_network(run.config.model, run.tokenizer.vocab_size, run.attention)
     if latest is not None:
         load_weights(model, latest.path, flag="checkpoint", seed=train.seed)
     elif run.init_from is not None:
@@ -195,12 +202,16 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         _initialize(model, run)
     if run.data.config.next_sentence == "none":
         model.freeze_pair_heads()
-    model.encoder.activation_checkpointing = train.activation_checkpointing
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            module.activation_checkpointing = train.activation_checkpointing
     return model.to(run.device)
 
 
 def _make_losses(run: ResolvedRun, model: BertForPreTraining) -> PretrainingLoss:
     train = run.config.train
+    if isinstance(model, ElectraForPreTraining):
+        return ElectraLoss(model, train.discriminator_weight, compiled=run.compiled)
     if run.teacher is None or not train.distillation:
         return PretrainingLoss(model, compiled=run.compiled)
     teacher = load_model(
@@ -304,6 +315,8 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
         dist_context=run.dist_context,
         static_shapes=run.compiled,
         sampler=sampler,
+        with_pairs=run.config.model.has_pair_heads,
+        with_draws=run.config.model.is_electra,
     )
 
 
@@ -322,14 +335,24 @@ def _finish(
     warning = nothing_learned(record, metrics)
     validation = log.newest.get("validation")
     parameters = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+    exported = export_weights(parameters, run.config.model.architecture)
+    pretraining = run.pretraining(state.progress.tokens)
+    if isinstance(state.model, ElectraForPreTraining):
+        with atomic_folder(run.output / GENERATOR) as temporary:
+            save_generator(
+                exported,
+                state.model,
+                temporary,
+                run.tokenizer,
+                pretraining,
+            )
     with atomic_folder(run.output / "model") as temporary:
-        weights, _ = export_weights(parameters, run.config.model.architecture)
         save_model_folder(
-            weights,
+            exported.weights,
             state.model,
             temporary,
             run.tokenizer,
-            run.pretraining(state.progress.tokens),
+            pretraining,
         )
         has_curves = draw_curves([run.output], temporary / "curves.png")
         card = model_card(

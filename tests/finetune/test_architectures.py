@@ -18,6 +18,7 @@ from tests.finetune.conftest import CPU, POSITIONS, predicted, results, reviews,
 NETWORKS: dict[str, dict[str, Any]] = {
     "modernbert": {"architecture": "modernbert", "intermediate_size": 40},
     "albert": {"architecture": "albert", "embedding_size": 16},
+    "electra": {"architecture": "electra", "embedding_size": 16},
 }
 
 

@@ -27,12 +27,15 @@ from tests.train.test_modern_bert import MODERN
 NETWORKS: dict[str, dict[str, Any]] = {
     "modernbert": MODERN,
     "albert": {"architecture": "albert", "embedding_size": 16, "num_hidden_layers": 3, **NO_DROPOUT},
+    "electra": {"architecture": "electra", "embedding_size": 16, "generator_size": 0.5, **NO_DROPOUT},
 }
+OBJECTIVES = {"electra": "electra"}
 PAIRS = {"albert": "sop"}
 
 
 def config_of(network: str, model: dict[str, Any] | None = None, **settings: Any) -> Config:
-    return tiny(model={**NETWORKS[network], **(model or {})}, **settings)
+    objective = OBJECTIVES.get(network, "mlm")
+    return tiny(model={**NETWORKS[network], **(model or {})}, objective=objective, **settings)
 
 
 @pytest.fixture(params=NETWORKS)
