@@ -81,6 +81,12 @@ def check_network(config: Config, *, is_new: bool = True) -> None:
             where="train.objective",
             remedy="set both train.objective and model.architecture to electra, or neither",
         )
+    if model.is_electra and train.teacher is not None:
+        raise ConfigError(
+            "an ELECTRA has no teacher: its objective is not that of masked tokens",
+            where="train.teacher",
+            remedy="remove the key, or set train.objective to mlm",
+        )
     if model.is_electra and model.embedding_width > model.hidden_size:
         raise ConfigError(
             f"embedding_size {model.embedding_width} is above hidden_size {model.hidden_size}",

@@ -81,11 +81,12 @@ def model_card(
         machine=torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "CPU",
         time=duration(state.progress.elapsed_seconds),
     )
+    use_tag = "feature-extraction" if run.config.model.is_electra else "fill-mask"
     metadata = ModelCardData(  # without a license, which depends on the text
         language=data.language if re.fullmatch(r"[a-z]{2,3}", data.language) else None,
         library_name="transformers",
-        pipeline_tag="fill-mask",
-        tags=["bert", "fill-mask", "pretraining", "bert-pretrain"],
+        pipeline_tag=use_tag,
+        tags=["bert", use_tag, "pretraining", "bert-pretrain"],
     )
     return f"---\n{metadata}\n---\n\n{body}"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
@@ -86,3 +87,42 @@ def test_an_albert_continues_from_its_folder_but_no_bert_does(new_data_folder: N
     with pytest.raises(ConfigError, match="init is cooccurrences") as caught:
         train(config_of("albert", init="cooccurrences"), data, tmp_path / "counted")
     assert caught.value.where == "train.init"
+
+
+def test_an_electra_reads_pairs_without_a_loss_and_measures_what_it_finds(
+    new_data_folder: NewData, tmp_path: Path
+) -> None:
+    config = config_of("electra", max_steps=60, peak_lr=5e-3, log_every=30, eval_every=30, softmax_candidates=100)
+    data = new_data_folder("pairs")
+    train(config, data, tmp_path / "run")
+    assert "sentence pairs are read, but have no loss" in (tmp_path / "run" / "model" / "README.md").read_text()
+    lines = metrics(tmp_path / "run", "validation_discriminator_loss")
+    for name in ("mlm_loss", "discriminator_loss"):
+        assert lines[-1][f"validation_{name}"] < lines[0][f"validation_{name}"]
+    assert all(line["nsp_loss"] is None for line in metrics(tmp_path / "run", "loss"))
+    for line in lines:
+        assert 0.0 < line["validation_replaced"] < 0.3
+        assert line["validation_replaced"] + line["validation_originals"] == pytest.approx(1.0)
+    # The folders continue, in evaluations of the same numbers.
+    train(config_of("electra", max_steps=1), data, tmp_path / "next", init_from=tmp_path / "run" / "model")
+    again = metrics(tmp_path / "next", "validation_discriminator_loss")[0]
+    for name, value in lines[-1].items():
+        if name.startswith("validation_") and isinstance(value, float):
+            assert again[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_an_electra_has_one_objective_and_a_smaller_generator(data_folder: Path, tmp_path: Path) -> None:
+    named = Config.model_validate({"train": {"objective": "electra"}})
+    assert named.model.architecture == "electra"
+    assert (named.model.generator.hidden_size, named.model.generator.num_attention_heads) == (192, 3)
+    for model, changes, word in (
+        ({"architecture": "bert"}, {"objective": "electra"}, "the objective is electra, but the network is bert"),
+        ({"architecture": "electra"}, {}, "the objective is mlm, but the network is electra"),
+        ({"embedding_size": 64}, {"objective": "electra"}, "embedding_size 64 is above"),
+        ({}, {"objective": "electra", "init": "cooccurrences"}, "init is cooccurrences"),
+        ({}, {"objective": "electra", "teacher": "t"}, "no teacher"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            train(tiny(model=model, **changes), data_folder, tmp_path / "refused")
+    with pytest.raises(ValidationError, match="generator_size"):
+        tiny(model={"generator_size": 1.5}, objective="electra")
