@@ -335,7 +335,7 @@ class TrainConfig(_Section):
     objective: Literal["mlm", "electra"] = "mlm"
     """Predict masked tokens, or find the tokens that a generator has replaced (Clark et al., 2020)."""
     discriminator_weight: Float = 50.0
-    """ELECTRA: weight of the discriminator's loss per token, beside the generator's loss per masked token."""
+    """ELECTRA: weight of the discriminator's loss per token; that of the generator's loss per masked token is 1."""
     global_batch_size: PositiveInt = 256
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"

@@ -29,7 +29,7 @@ from bert_pretrain.text.tokenizer_folder import (
 CARD = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-GENERATOR = "generator"  # folder of ELECTRA's generator, beside that of its discriminator
+GENERATOR = "generator"  # folder of ELECTRA's generator, next to that of its discriminator
 GENERATOR_WEIGHTS = "generator.safetensors"  # in a checkpoint
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PRETRAINING = "pretraining"  # key of `config.json` that describes our pretraining; fine-tuning keeps it

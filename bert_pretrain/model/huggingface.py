@@ -201,7 +201,7 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
     With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
-    repeated. The generator of an ELECTRA in training is read from the folder beside, or from the checkpoint. Return the
+    repeated. The generator of an ELECTRA in training is read from the folder next to it, or from the checkpoint. Return the
     names of the initialized parameters, and the unused tensors of the folder by name.
     """
     architecture = model.config.architecture
@@ -250,11 +250,11 @@ def _read_generator(folder: Path, flag: str) -> dict[str, Tensor]:
     """Return the weights of the generator that belongs to a discriminator, or nothing if there is none."""
     if (folder / GENERATOR_WEIGHTS).is_file():  # in a checkpoint, whose checksums have been compared
         return load_file(folder / GENERATOR_WEIGHTS)
-    beside = folder.parent / GENERATOR
-    if not (beside / CONFIG).is_file():
+    sibling = folder.parent / GENERATOR
+    if not (sibling / CONFIG).is_file():
         return {}
-    check_model(beside, flag)
-    return read_weights(beside, flag)
+    check_model(sibling, flag)
+    return read_weights(sibling, flag)
 
 
 def _prepared(

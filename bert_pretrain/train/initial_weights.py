@@ -69,7 +69,8 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
     """Copy weights of a teacher into an initialized model, and return a description of them for users."""
     weights: dict[str, Tensor] = dict(teacher.named_parameters())
     config = model.config
-    if (config.architecture, config.hidden_size) == (teacher.config.architecture, teacher.config.hidden_size):
+    same = ("architecture", "hidden_size", "embedding_width")
+    if all(getattr(config, name) == getattr(teacher.config, name) for name in same):
         layers = _spaced_layers(config.num_hidden_layers, teacher.config.num_hidden_layers)
         for name, parameter in model.named_parameters():
             source = re.sub(r"(?<=\.layers\.)\d+", lambda index: str(layers[int(index[0])]), name)
@@ -77,13 +78,13 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
         numbers = ", ".join(str(layer + 1) for layer in layers)
         return f"embeddings, heads, layers {numbers} of {teacher.config.num_hidden_layers}"
     _copy_block(model.mlm_head.bias, weights[_OUTPUT_BIAS])
-    if config.hidden_size > teacher.config.hidden_size:
+    if config.embedding_width > teacher.config.embedding_width:
         return "output bias"
-    embeddings = _on_principal_axes(weights[_WORDS][: model.vocab_size], config.hidden_size)
+    embeddings = _on_principal_axes(weights[_WORDS][: model.vocab_size], config.embedding_width)
     # Scaled like random embeddings, which the other initial weights assume.
     embeddings *= config.initializer_range / embeddings.square().mean().sqrt()
     _copy_block(model.embeddings.word_embeddings.weight, embeddings)
-    return f"token embeddings on {config.hidden_size} principal axes, output bias"
+    return f"token embeddings on {config.embedding_width} principal axes, output bias"
 
 
 def _spaced_layers(number: int, of_teacher: int) -> list[int]:

@@ -104,10 +104,16 @@ class ResolvedRun:
     def folder(self) -> Output:
         """The folder of the run. Its identity are the inputs and settings that must not change when it is resumed."""
         settings = self.config.train.model_dump(mode="json", exclude=CHANGEABLE_KEYS | {"teacher"})
+        model = self.config.model.model_dump(mode="json")
+        # Keys that are not used are left out, as in runs of earlier versions.
         if not settings["distillation"]:
-            del settings["distillation"]  # as in runs of earlier versions
+            del settings["distillation"]
+        if not self.config.model.is_electra:
+            del settings["objective"], settings["discriminator_weight"], model["generator_size"]
+        if model["embedding_size"] is None:
+            del model["embedding_size"]
         identity = {
-            "model": self.config.model.model_dump(mode="json"),
+            "model": model,
             "train": {**settings, "precision": self.precision.name},
             "data": self.data.content_hash,
             "tokenizer": self.tokenizer.hash,
