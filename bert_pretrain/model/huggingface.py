@@ -201,8 +201,8 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize parameters that the folder lacks.
 
     With `extension`, the model's vocabulary extends the folder's. If the model has more positions, the folder's are
-    repeated. The generator of an ELECTRA in training is read from the folder next to it, or from the checkpoint. Return the
-    names of the initialized parameters, and the unused tensors of the folder by name.
+    repeated. The generator of an ELECTRA in training is read from the folder next to it, or from the checkpoint.
+    Return the names of the initialized parameters, and the unused tensors of the folder by name.
     """
     architecture = model.config.architecture
     own = _prepared(
