@@ -165,8 +165,8 @@ def activation_bytes_per_token(
     values); dropout masks (2 H bytes). ModernBERT also keeps turned queries and keys, the gate and its product, and its
     hidden states in fp32. Attention with padding also keeps its padded context, and one row of probabilities per head;
     dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep their input (H values) and
-    one layer at a time keeps the rest. ELECTRA keeps those of its generator, too, and two values of H in the head of the
-    discriminator. Tests compare the estimate with traces of steps.
+    one layer at a time keeps the rest. ELECTRA also keeps those of its generator, and 2 H values in the discriminator's
+    head. Tests compare the estimate with traces of steps.
     """
     config = model.config
     estimate = functools.partial(
