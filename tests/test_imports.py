@@ -15,7 +15,7 @@ PACKAGE = Path(bert_pretrain.__file__).parent
 STAGES = {"vocab", "make_data", "train"}
 BELOW_STAGES = {"text", "io", "examples", "model", "metrics", "report"}
 ABOVE_STAGES = {"inspect", "plan", "tools", "finetune"}
-MAX_FILES_OF_TRAINING = 64
+MAX_FILES_OF_TRAINING = 65
 
 
 def name_of(path: Path) -> str:
