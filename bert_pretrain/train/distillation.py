@@ -37,7 +37,7 @@ class DistillationLoss(PretrainingLoss):
         self._teacher = (teacher,)  # in a tuple, so that DDP, optimizers and checkpoints do not have its weights
         self.compares_hidden = teacher.config.hidden_size == model.config.hidden_size
         if self.compares_hidden:
-            self.extras = (*self.extras, Extra("hidden_loss", per="tokens"))
+            self.extras += (Extra("hidden_loss", per="tokens"),)
 
     def forward(self, batch: Batch) -> LossSums:
         if not self.training:

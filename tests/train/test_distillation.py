@@ -14,6 +14,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.examples.padded import pad
+from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import to_huggingface
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.decoder_loss import Targets, TeacherLayer, decoder_loss
@@ -151,7 +152,7 @@ def teacher(tokenizer: Tokenizer, tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_run_logs_the_losses_and_its_card_names_the_teacher(fit: Fit, teacher: str, capsys) -> None:
+def test_run_logs_the_losses_and_its_records_name_the_teacher(fit: Fit, teacher: str, finished: Path, capsys) -> None:
     run = fit(teacher=teacher, distillation=True, max_steps=40, log_every=1, peak_lr=5e-3)
     printed = capsys.readouterr().out
     assert "distributions (hidden states have another width)" in printed
@@ -163,6 +164,10 @@ def test_run_logs_the_losses_and_its_card_names_the_teacher(fit: Fit, teacher: s
         assert line["loss"] == pytest.approx(total, rel=1e-6)
     assert f"| teacher | {Path(teacher).name}, also in the loss |" in (run / "model" / "README.md").read_text()
     assert not [name for line in metrics(run, "validation_mlm_loss") for name in line if "distillation" in name]
+    manifests = [read_json(folder / "manifest.json") for folder in (run, finished)]
+    # A run without distillation has the identity of one of an earlier version, which it can therefore resume.
+    assert [manifest["identity"]["train"].get("distillation") for manifest in manifests] == [True, None]
+    assert manifests[0]["config"]["train"]["teacher"] == teacher
 
 
 def test_teacher_that_does_not_fit_is_refused(
