@@ -114,7 +114,12 @@ def choose_micro_batch_tokens(
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     batch_tokens = -(-config.global_batch_size // num_ranks) * max_seq_length
-    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+    kept, backward, kept_at_logits = activation_bytes_per_token(
+        model,
+        max_seq_length,
+        dtype,
+        config.activation_checkpointing,
+    )
     if device.type == "cpu":
         max_tokens = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
     else:
@@ -127,7 +132,7 @@ def choose_micro_batch_tokens(
         used_share = 0.8  # the estimate is within 15 % of the peak, and memory is fragmented
         room = used_share * (free - state_bytes(config, model, dtype))
         # The logits of a block and the backward pass of a layer do not exist at the same time.
-        with_logits = (room - used_share * logits_bytes(model, dtype)) / kept
+        with_logits = (room - used_share * logits_bytes(model, dtype)) / kept_at_logits
         max_tokens = int(min(with_logits, room / (kept + backward)))
     return max(max_seq_length, min(max_tokens, batch_tokens))
 
@@ -157,16 +162,17 @@ def activation_bytes_per_token(
     max_seq_length: int,
     dtype: torch.dtype,
     checkpointing: bool = False,
-) -> tuple[int, int]:
-    """Return the bytes per token kept for the backward pass, and those that one layer's backward pass adds.
+) -> tuple[int, int, int]:
+    """Return the bytes per token kept for the backward pass, what one layer's backward pass adds, and what is kept when
+    the logits of masked tokens are computed.
 
     A layer of hidden size H and intermediate size I keeps per token: the inputs of its layer norms in fp32 (8 H bytes);
     inputs of matrix products, query, key, value and output projection (7 H values); inputs and outputs of GELU (2 I
     values); dropout masks (2 H bytes). ModernBERT also keeps turned queries and keys, the gate and its product, and its
     hidden states in fp32. Attention with padding also keeps its padded context, and one row of probabilities per head;
     dropout adds a copy of the row and a mask. With activation checkpointing, all layers keep their input (H values) and
-    one layer at a time keeps the rest. ELECTRA also keeps those of its generator, and 2 H values in the discriminator's
-    head. Tests compare the estimate with traces of steps.
+    one layer at a time keeps the rest. ELECTRA also keeps those of its generator, whose logits are computed first, and
+    2 H values in the discriminator's head. Tests compare the estimate with traces of steps.
     """
     config = model.config
     estimate = functools.partial(
@@ -178,8 +184,9 @@ def activation_bytes_per_token(
     )
     kept, backward = estimate(config)
     if not config.is_electra:
-        return kept, backward
-    return kept + estimate(config.generator)[0] + 2 * dtype.itemsize * config.hidden_size, backward
+        return kept, backward, kept
+    generator, _ = estimate(config.generator)
+    return kept + generator + 2 * dtype.itemsize * config.hidden_size, backward, generator
 
 
 def _activation_bytes(

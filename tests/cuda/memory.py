@@ -1,6 +1,7 @@
 """Measure the peak memory of a training step on the fake CUDA device, and compute the package's estimate."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ CASES = (
     ("large", 512, "muon", False),
     ("modern-base", 1024, "muon", False),
     ("modern-base", 1024, "adamw", True),
+    ("albert-base", 512, "lamb", False),
+    ("electra-small", 128, "adamw", False),
+    ("electra-small", 128, "adamw", True),
 )
 ALLOCATION_BYTES = 512  # PyTorch rounds allocations on CUDA up to a multiple
 
@@ -61,17 +65,19 @@ class MemoryTracker(TorchDispatchMode):
         self.live_bytes -= size
 
 
-def full_batch(tokens: int, length: int, *, pairs: bool) -> GlobalBatch:
+def full_batch(tokens: int, length: int, *, pairs: bool, draws: bool) -> GlobalBatch:
     """Return a batch of two micro-batches, each with `tokens` tokens in sequences of length `length`."""
     rows, masked = tokens // length, int(MASKED_SHARE * tokens)
     ids, masks = torch.zeros(tokens, dtype=torch.int64), torch.zeros(masked, dtype=torch.int64)
     cu_seqlens, labels = torch.arange(rows + 1, dtype=torch.int32) * length, torch.zeros(rows, dtype=torch.int64)
     micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels if pairs else None, length, tokens, rows, masked)
+    if draws:
+        micro = replace(micro, draws=torch.zeros(masked))
     return GlobalBatch([micro, micro], 2 * rows, 2 * rows, 2 * masked, 2 * tokens, 2 * rows * length**2)
 
 
 def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
-    """Return the peak and the estimate in bytes for BERT-Base, BERT-Large and ModernBERT-Base.
+    """Return the peak and the estimate in bytes for the networks of presets.
 
     `num_layers` replaces the number of layers; `tokens` is the size of a micro-batch.
     """
@@ -91,7 +97,8 @@ def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
 def _measure(config: Config, length: int, tokens: int) -> dict[str, int]:
     with fake_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
-        batch = fake_global_batch(mode, full_batch(tokens, length, pairs=not config.model.is_modern))
+        full = full_batch(tokens, length, pairs=config.model.has_pair_heads, draws=config.model.is_electra)
+        batch = fake_global_batch(mode, full)
         for step in range(2):  # the first step allocates the optimizer's state
             tracker.peak_bytes = 0
             run_step(state, config, batch, step)

@@ -47,6 +47,7 @@ class Combination(NamedTuple):
     dropout: float = 0.1
     pairs: bool = True
     taught: bool = False  # whether the loss has a teacher
+    architecture: str = "bert"
 
 
 def combinations() -> Iterator[Combination]:
@@ -59,6 +60,9 @@ def combinations() -> Iterator[Combination]:
             has_pairs = (number + number // 2) % 2 == 0
             is_taught = number % 4 == 1
             yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs, is_taught)
+    for architecture in ("albert", "electra"):
+        yield Combination("lamb", architecture=architecture, pairs=architecture == "albert")
+        yield Combination("muon", "fp16", "triton", checkpointing=True, architecture=architecture, pairs=False)
 
 
 class Traced:
@@ -74,7 +78,10 @@ class Traced:
             "hidden_dropout_prob": combination.dropout,
             "attention_probs_dropout_prob": combination.dropout if combination.attention == "padded" else 0.0,
         }
+        if combination.architecture != "bert":
+            sizes |= {"architecture": combination.architecture, "embedding_size": 32, "generator_size": 0.5}
         train = {
+            "objective": "electra" if combination.architecture == "electra" else "mlm",
             "optimizer": combination.optimizer,
             "precision": combination.precision,
             "activation_checkpointing": combination.checkpointing,
@@ -121,7 +128,7 @@ def read_batch(data: Path, size: int = 24, tokens: int = 600, **settings: Any) -
 
 def all_combinations(data: Path) -> list[dict[str, Any]]:
     """Return the waits and the types of gradients of the first step."""
-    batch, rows = read_batch(data), []
+    batch, rows = read_batch(data, with_draws=True), []
     for combination in combinations():
         with traced(combination) as run:
             waits = run.step(batch, 0).waits
@@ -185,6 +192,10 @@ def captured_steps() -> list[dict[str, Any]]:
     """
     multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
     batches = [global_batch_of(make_examples(rows, rows), [np.arange(rows)], multiples) for rows in (23, 24)]
+    drawn = [
+        global_batch_of(make_examples(rows, rows), [np.arange(rows)], multiples, np.random.default_rng(rows))
+        for rows in (23, 24)
+    ]
     sampler = CandidateSampler(np.full(VOCAB_SIZE, 1 / VOCAB_SIZE), 40, seed=0)
     sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
     return [
@@ -193,6 +204,8 @@ def captured_steps() -> list[dict[str, Any]]:
         _captured(Combination("muon", attention="triton", dropout=0.0), batches, None),
         _captured(Combination("muon", dropout=0.0), sampled, aot_eager),
         _captured(Combination("adamw", taught=True), sampled, aot_eager),
+        _captured(Combination("adamw", architecture="albert"), batches, aot_eager),
+        _captured(Combination("adamw", architecture="electra", pairs=False), drawn, aot_eager),
     ]
 
 

@@ -215,10 +215,11 @@ def estimate_memory(
     config: TrainConfig, model: BertForPreTraining, max_seq_length: int, micro_batch_tokens: int, *, dtype: torch.dtype
 ) -> int:
     """Estimate the peak memory of training, in bytes, from the terms that `choose_micro_batch_tokens` uses."""
-    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+    checkpointing = config.activation_checkpointing
+    kept, backward, at_logits = activation_bytes_per_token(model, max_seq_length, dtype, checkpointing)
     # The logits of a block and the backward pass of a layer do not exist at the same time.
-    temporary = max(logits_bytes(model, dtype), backward * micro_batch_tokens)
-    return state_bytes(config, model, dtype) + kept * micro_batch_tokens + temporary
+    with_logits = logits_bytes(model, dtype) + at_logits * micro_batch_tokens
+    return state_bytes(config, model, dtype) + max(with_logits, (kept + backward) * micro_batch_tokens)
 
 
 def make_state(
@@ -278,7 +279,11 @@ def status(run: Path) -> str:
 
 def final_tensors(run: Path) -> dict[str, torch.Tensor]:
     newest = checkpoint_paths(run / "checkpoints")[-1]
-    return {**load_file(run / "model" / "model.safetensors"), **load_file(newest / "training_state.safetensors")}
+    tensors = {**load_file(run / "model" / "model.safetensors"), **load_file(newest / "training_state.safetensors")}
+    if (run / "generator").is_dir():  # of an ELECTRA
+        weights = load_file(run / "generator" / "model.safetensors")
+        tensors |= {f"generator/{name}": tensor for name, tensor in weights.items()}
+    return tensors
 
 
 def assert_same_run(left: Path, right: Path) -> None:

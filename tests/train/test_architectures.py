@@ -9,11 +9,18 @@ from pydantic import ValidationError
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.examples.data_folder import DataFolder
+from bert_pretrain.model.bert import make_network
 from bert_pretrain.model.folder import read_config
+from bert_pretrain.train.electra import ElectraLoss
 from bert_pretrain.train.flops import training_flops
+from bert_pretrain.train.loader import TrainingData
+from bert_pretrain.train.loss import Counts
 from bert_pretrain.train.run import train
+from tests.conftest import digests
 from tests.train.conftest import (
     NO_DROPOUT,
+    VOCAB_SIZE,
     NewData,
     assert_same_run,
     final_tensors,
@@ -126,3 +133,36 @@ def test_an_electra_has_one_objective_and_a_smaller_generator(data_folder: Path,
             train(tiny(model=model, **changes), data_folder, tmp_path / "refused")
     with pytest.raises(ValidationError, match="generator_size"):
         tiny(model={"generator_size": 1.5}, objective="electra")
+
+
+def test_replacements_do_not_depend_on_micro_batches_and_their_tails(data_folder: Path) -> None:
+    config = config_of("electra")
+    model = make_network(config.model, VOCAB_SIZE, "padded")
+    model.initialize(1)
+    losses, results = ElectraLoss(model, 50.0), []
+    for tokens, is_static in ((10_000, False), (200, False), (200, True)):
+        data = TrainingData(
+            DataFolder.open(data_folder), seed=1, global_batch_size=32, micro_batch_tokens=tokens,
+            static_shapes=is_static, with_pairs=False, with_draws=True,
+        )  # fmt: skip
+        batch = data.global_batch(3)
+        counts = Counts(*(torch.tensor(max(count, 1)) for count in batch.counts))
+        model.zero_grad()
+        parts = [losses(micro) for micro in batch.micro_batches]
+        total = torch.stack([losses.mean(part, counts) for part in parts]).sum()
+        total.backward()
+        found = torch.stack([torch.stack(part.extras[1:]) for part in parts]).sum(dim=0)
+        results.append((total.detach(), found, [parameter.grad.clone() for parameter in model.parameters()]))
+    assert len(parts) > 1
+    assert batch.num_predictions >= results[0][1][0] > 0
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_finished_electra_without_its_generator_writes_it_again(data_folder: Path, tmp_path: Path) -> None:
+    config = config_of("electra", max_steps=4)
+    train(config, data_folder, tmp_path / "run")
+    before = digests(tmp_path / "run" / "generator")
+    (tmp_path / "run" / "generator" / "model.safetensors").unlink()
+    train(config, data_folder, tmp_path / "run")
+    assert digests(tmp_path / "run" / "generator") == before

@@ -198,7 +198,7 @@ def test_cpu_micro_batches_are_as_configured_or_limited_in_size() -> None:
     assert chosen(small, micro_batch_tokens=77) == 77
     assert chosen(small, global_batch_size=2) == 256
     assert 1024 < chosen(large) < chosen(small, global_batch_size=10_000) == hardware.CPU_MICRO_BATCH_TOKENS
-    assert chosen(large) * sum(activation_bytes_per_token(large, 128, BF16)) <= hardware.CPU_ACTIVATION_BYTES
+    assert chosen(large) * sum(activation_bytes_per_token(large, 128, BF16)[:2]) <= hardware.CPU_ACTIVATION_BYTES
 
 
 def test_bert_large_fits_on_a_12_gb_card() -> None:

@@ -66,8 +66,10 @@ def num_lines(run: Path) -> int:
     return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
 
 
-def test_repeatedly_killed_run_is_bit_equal(data_folder: Path, tmp_path: Path) -> None:
-    config = tiny(max_steps=100, save_every=7, log_every=10, eval_every=20, keep_checkpoints=2)
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_repeatedly_killed_run_is_bit_equal(objective: str, data_folder: Path, tmp_path: Path) -> None:
+    rare = {"save_every": 7, "log_every": 10, "eval_every": 20, "keep_checkpoints": 2}
+    config = tiny(objective=objective, max_steps=100, **rare)
     train(config, data_folder, tmp_path / "straight")
     run = tmp_path / "killed"
     for number in range(1, 5):
