@@ -65,6 +65,16 @@ def test_logits_loss_and_gradients_equal_transformers(
     torch.testing.assert_close(ours, their_gradients, atol=1e-5, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_logits_of_8192_tokens_equal_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    long = {"max_position_embeddings": 8192, "local_attention": 128, "global_rope_theta": 160_000.0}
+    model = make_modern(hidden_size=32, num_hidden_layers=2, **long)
+    save_model(model, tmp_path, tokenizer)
+    packed, padded = make_inputs([8192])
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)(**padded).logits[0]
+    torch.testing.assert_close(model.decode(model(*packed).mlm_features), theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_a_token_beyond_the_window_changes_only_global_layers() -> None:
     packed, _ = make_inputs([64])
     changed = packed[0].clone()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,9 +20,11 @@ from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.attention import make_layout, rotated_heads, with_rotation
 from bert_pretrain.model.folder import read_config
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.embed import embed
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.rotary_weights import start_rotary
 from bert_pretrain.train.run import train
+from tests.conftest import run_stages
 from tests.text.test_json_tokenizer import byte_level, write_folder
 from tests.train.conftest import (
     NO_DROPOUT,
@@ -34,6 +37,8 @@ from tests.train.conftest import (
 
 # A window of 4 tokens on each side is shorter than the examples; the second layer is local.
 MODERN = {**NO_DROPOUT, "architecture": "modernbert", "local_attention": 8, "intermediate_size": 40}
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def modern(model: dict[str, Any] | None = None, **settings: Any) -> Config:
@@ -75,6 +80,32 @@ def test_a_folder_continues_on_longer_examples_with_another_base(unpaired: Path,
     wider = modern({"local_attention": 16}, max_steps=2)
     with pytest.raises(ConfigError, match="local_attention is 16, but the weights"):
         train(wider, unpaired, tmp_path / "third", init_from=tmp_path / "first" / "model")
+
+
+def test_phases_of_32_and_8192_tokens_and_what_reads_them(english_text: Path, tmp_path: Path, capsys) -> None:
+    long = {"name": "long", "data": {"max_seq_length": 8192}, "model": {"global_rope_theta": 160_000}}
+    body = {
+        "inputs": [str(english_text)],
+        "vocab": {"size": 1500},
+        "data": {"next_sentence": "none", "max_seq_length": 32, "dupe_factor": 1, "validation_fraction": 0.05},
+        "model": {**MODERN, **SIZES, "max_position_embeddings": 8192, "global_rope_theta": 10_000},
+        "train": {"max_steps": 1, "global_batch_size": 2, "device": "cpu"},
+        "phases": [{"name": "short"}, long],
+    }
+    model = run_stages(Config.model_validate(body), tmp_path / "out")
+    short = tmp_path / "out" / "train" / "short" / "model"
+    assert [read_config(folder, "MODEL")[0].global_rope_theta for folder in (short, model)] == [10_000, 160_000]
+    longest = DataFolder.open(tmp_path / "out" / "data" / "long")
+    assert max(read_shard(longest.path, record).lengths.max() for record in longest.shards("train")) > 8000
+    assert evaluate(model, longest.path, config=TrainConfig())["examples"] == longest.rows("validation")
+    text = tmp_path / "one_line.txt"
+    text.write_text(" ".join(english_text.read_text().split()[:9000]) + "\n")
+    for folder, max_length, number in ((model, None, 8192), (short, None, 32), (short, 48, 48)):
+        embed(folder, [str(text)], tmp_path / "v.parquet", config=Config(), level="token", max_length=max_length)
+        assert len(pq.read_table(tmp_path / "v.parquet")["tokens"][0]) == number
+    assert "--max-length is 48, but the model is trained for 32 tokens" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="8192 positions"):
+        embed(model, [str(text)], tmp_path / "v.parquet", config=Config(), max_length=8193)
 
 
 def test_sentence_pairs_are_refused_with_the_key_to_set(data_folder: Path, tmp_path: Path) -> None:
