@@ -28,6 +28,7 @@ from measure import ROOT, Row, append_rows, package_command, parser_of, read_row
 PartResult = tuple[list[Row], str]  # rows, and a remark on the outcome
 PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
 LENGTHS = (128, 512)
+MODERN_LENGTHS = (128, 1024)  # of examples without sentence pairs, for ModernBERT
 BERT_VOCAB_SIZE = 30522
 PYDOC_VOCAB_SIZE = 8192
 AUTO_SECONDS = 240.0
@@ -84,6 +85,7 @@ def make_parts(options: argparse.Namespace) -> list[Part]:
             128,
             256,
         ),
+        *(_bench_modern(options, length) for length in MODERN_LENGTHS),
         _bench(
             options,
             "bench-large",
@@ -118,8 +120,8 @@ def _corpus(options: argparse.Namespace) -> tuple[Path, list[str]]:
     return corpus, [f"[ -s {name} ] || {{ {write}; }}"]
 
 
-def _manifest(options: argparse.Namespace, length: int) -> Path:
-    manifest: Path = options.work / f"data-{length}" / "manifest.json"
+def _manifest(options: argparse.Namespace, length: int, objective: str = "nsp") -> Path:
+    manifest: Path = options.work / f"data-{length}-{objective}" / "manifest.json"
     return manifest
 
 
@@ -169,8 +171,9 @@ def _examples(options: argparse.Namespace) -> Part:
             size,
         )
     )
-    for length in LENGTHS:
-        folders = ("--vocab", vocab, "--output", _manifest(options, length).parent)
+    kinds = [(length, "nsp") for length in LENGTHS] + [(length, "none") for length in MODERN_LENGTHS]
+    for length, objective in kinds:
+        folders = ("--vocab", vocab, "--output", _manifest(options, length, objective).parent)
         lines.append(
             _package(
                 "make-data",
@@ -178,18 +181,19 @@ def _examples(options: argparse.Namespace) -> Part:
                 *folders,
                 max_seq_length=length,
                 dupe_factor=copies,
+                next_sentence=objective,
             )
         )
 
     def read() -> PartResult:
         rows = []
-        for length in LENGTHS:
-            shards = json.loads(_manifest(options, length).read_text("utf-8"))["splits"]["train"]["shards"]
+        for length, objective in kinds:
+            shards = json.loads(_manifest(options, length, objective).read_text("utf-8"))["splits"]["train"]["shards"]
             counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
-            rows.append({"max_seq_length": length, **counts})
+            rows.append({"max_seq_length": length, "next_sentence": objective, **counts})
         return rows, ""
 
-    title = f"examples of 128 and 512 tokens from {corpus.name}"
+    title = f"examples of 128 to 1,024 tokens from {corpus.name}"
     return Part(
         "examples",
         title,
@@ -211,12 +215,13 @@ def _measured(
     length: int,
     examples: int,
     *more: object,
+    objective: str = "nsp",
 ) -> Part:
     """Return a part that runs `bench_train.py` or `gpu_profile.py`."""
     shape: list[object] = ["--examples", examples, "--vocab-size", BERT_VOCAB_SIZE]
     if options.small:
         size, shape = "1x64", ["--examples", 8]
-    needs = _manifest(options, length)
+    needs = _manifest(options, length, objective)
     rows = options.work / "rows" / f"{name}.jsonl"
     shared = ["--size", size, "--device", options.device, "--json", rows, *shape]
     command = _python(ROOT / "scripts" / script, needs.parent, *shared, *more)
@@ -253,6 +258,25 @@ def _bench(
         "--dropout",
         0,
         *old,
+    )
+
+
+def _bench_modern(options: argparse.Namespace, length: int) -> Part:
+    """Time ModernBERT next to a BERT-Base of as many weights."""
+    return _measured(
+        options,
+        f"bench-modern-{length}",
+        "bench_train.py",
+        "12x768",
+        length,
+        256 * 128 // length,
+        "--pairs",
+        2 if options.small else 7,
+        "--dropout",
+        0,
+        "--architecture",
+        "modernbert",
+        objective="none",
     )
 
 

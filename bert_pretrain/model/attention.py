@@ -130,12 +130,11 @@ def _turns(
     return torch.view_as_real(torch.complex(angles.cos(), angles.sin())).index_select(0, position_ids)
 
 
-def rotate(query_key: Tensor, turns: Tensor) -> Tensor:
-    """Turn queries and keys in fp32: (tokens, 2, heads, head size) to the same shape."""
-    first, second = query_key.float().chunk(2, dim=-1)  # (tokens, 2, heads, head size / 2)
-    cosines, sines = turns[:, :2].unbind(-1)  # (tokens, 2, 1, head size / 2)
-    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-    return turned.to(query_key.dtype)
+def rotate(heads: Tensor, turns: Tensor) -> Tensor:
+    """Turn queries or keys in fp32: (tokens, heads, head size) to the same shape."""
+    first, second = heads.float().chunk(2, dim=-1)  # (tokens, heads, head size / 2)
+    cosines, sines = turns[:, 0].unbind(-1)  # (tokens, 1, head size / 2)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1).to(heads.dtype)
 
 
 def rotated_heads(

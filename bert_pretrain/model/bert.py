@@ -146,11 +146,11 @@ class RotaryAttention(nn.Module):
         assert turns is not None, "the layout of a network with rotary positions has turns"
         if self.backend == "varlen":
             query_key_value = self.query_key_value(hidden).view(hidden.shape[0], 3, self.num_heads, -1)
-            query, key = rotate(query_key_value[:, :2], turns).unbind(1)
+            query, key, value = query_key_value.unbind(1)
             context = attend_varlen(
-                query,
-                key,
-                query_key_value[:, 2],
+                rotate(query, turns),
+                rotate(key, turns),
+                value,
                 layout,
                 is_global=self.is_global,
             )

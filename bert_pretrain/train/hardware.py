@@ -88,9 +88,8 @@ def _compiled(forward: Callable[..., Tensor], backend: str | Callable[..., Any],
         if not torch.is_grad_enabled():
             return forward(*inputs)
         for each in inputs:
-            tensors = (each.cu_seqlens, each.slots, each.mask) if isinstance(each, Layout) else (each,)
-            for tensor in tensors:
-                if tensor is not None:
+            for tensor in vars(each).values() if isinstance(each, Layout) else (each,):
+                if isinstance(tensor, Tensor):
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
         result: Tensor = compiled(*inputs)
         return result

@@ -15,7 +15,7 @@ from torch._inductor.virtualized import V
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model import bert
-from bert_pretrain.model.attention import Layout
+from bert_pretrain.model.attention import Layout, with_rotation
 from bert_pretrain.train.hardware import OPERATIONS_FUSED
 from tests.cuda.fake_cuda import CUDA, fake_cuda
 
@@ -28,11 +28,15 @@ LAUNCHES = {
 }  # fmt: skip
 
 
-def count(hidden_size: int, tokens: int, length: int, attention: str) -> dict[str, float]:
-    """Return the launches of a layer, forward and backward, and the bytes moved outside products and attention."""
+def count(hidden_size: int, tokens: int, length: int, attention: str, settings: dict[str, Any]) -> dict[str, float]:
+    """Return the launches of a layer, forward and backward, and the bytes moved outside products and attention.
+
+    A layer of ModernBERT is a local one.
+    """
+    shape = {"intermediate_size": 4 * hidden_size, "local_attention": length // 2, **settings}
     config = ModelConfig(
-        hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=hidden_size, num_hidden_layers=2, num_attention_heads=hidden_size // 64,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape,
     )  # fmt: skip
     nodes: list[Any] = []
 
@@ -41,18 +45,24 @@ def count(hidden_size: int, tokens: int, length: int, attention: str) -> dict[st
 
     with _h100(), fake_cuda():
         with CUDA:
-            layer = bert.Layer(config, attention)
-            hidden = torch.empty(tokens, hidden_size, dtype=torch.bfloat16).requires_grad_()
+            layer = bert.ModernLayer(config, attention, 1) if config.is_modern else bert.Layer(config, attention)
+            dtype = torch.float32 if config.is_modern else torch.bfloat16  # of the sum of all layers before it
+            hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
             bounds = torch.zeros(-(-tokens // length) + 1, dtype=torch.int32)
+            layout = Layout(bounds, length, None, None)
+            if config.is_modern:
+                positions = torch.zeros(tokens, dtype=torch.int64)
+                layout = with_rotation(layout, positions, config, is_padded=False)
         weights = {
             name: weight if "norm" in name else weight.detach().to(torch.bfloat16).requires_grad_()
             for name, weight in layer.named_parameters()
         }
-        torch._dynamo.maybe_mark_dynamic(hidden, 0)
-        torch._dynamo.maybe_mark_dynamic(bounds, 0)
+        for tensor in (hidden, *vars(layout).values()):
+            if isinstance(tensor, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         layer.forward = torch.compile(layer.forward, backend=backend)  # type: ignore[method-assign]
         with torch.autocast("cuda", torch.bfloat16):
-            torch.func.functional_call(layer, weights, (hidden, Layout(bounds, length, None, None)))
+            torch.func.functional_call(layer, weights, (hidden, layout))
     kernels = [node for node in nodes if not node.is_extern()]
     libraries = [node.node.op_overload.name().rpartition("::")[2].partition(".")[0] for node in nodes
                  if node.is_extern() and getattr(node.node, "op_overload", None) is not None]  # fmt: skip

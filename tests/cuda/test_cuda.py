@@ -1,6 +1,7 @@
 """Regression tests on a fake CUDA device: waits, launches, compilations, memory traffic and peak memory of a step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,17 +34,33 @@ def test_number_of_operators_of_a_step(on_fake_cuda: OnFakeCuda, small_data: Pat
     assert operators["muon"]["aten.baddbmm"] == 2 * 5 * 3
 
 
-@pytest.mark.parametrize(("checkpointing", "attention"), [(True, "varlen"), (False, "varlen"), (False, "triton")])
+@pytest.mark.parametrize(
+    ("architecture", "checkpointing", "attention", "layers", "casts"),
+    # Compiled layers cast weights themselves only with activation checkpointing.
+    [
+        ("bert", True, "varlen", 1, 232),
+        ("bert", False, "varlen", 1, 120),
+        ("bert", False, "triton", 1, 120),
+        ("modernbert", True, "varlen", 3, 434),
+        ("modernbert", False, "varlen", 3, 194),
+    ],
+)
 def test_nothing_is_compiled_after_the_first_step(
-    on_fake_cuda: OnFakeCuda, small_data: Path, checkpointing: bool, attention: str
+    on_fake_cuda: OnFakeCuda,
+    small_data: Path,
+    architecture: str,
+    checkpointing: bool,
+    attention: str,
+    layers: int,
+    casts: int,
 ) -> None:
-    compiled = on_fake_cuda("traces.compilations", small_data, checkpointing, attention)
-    # The embeddings, a layer, the masked language model head and the softmax.
-    assert compiled["graphs"] == [4, 4]
+    """`layers` is the number of different layers, and `casts` those of two steps."""
+    compiled = on_fake_cuda("traces.compilations", small_data, checkpointing, attention, architecture)
+    # The embeddings, the layers, the masked language model head and the softmax.
+    assert compiled["graphs"] == [3 + layers, 3 + layers]
     assert compiled["waits"] == []
     assert compiled["gradients"] == ["torch.float32"]
-    # Two steps of two layers. Compiled layers cast weights themselves only with activation checkpointing.
-    assert compiled["casts"] == (232 if checkpointing else 120)
+    assert compiled["casts"] == casts
     tokens, sequences, masked = zip(*compiled["shapes"], strict=True)
     assert min(len(set(sizes)) for sizes in (tokens, sequences, masked)) > 1
 
@@ -86,14 +103,19 @@ def test_memory_estimate_is_near_the_traced_peak(on_fake_cuda: OnFakeCuda, num_l
 
 
 @pytest.mark.parametrize(
-    ("backend", "u", "launches"),
-    [("varlen", 42.6, 47), pytest.param("triton", 39.4, 43, marks=pytest.mark.slow)],
+    ("backend", "settings", "u", "launches"),
+    [
+        ("varlen", {}, 42.6, 47),
+        # One kernel for the rotation and one for the gate in each pass. Hidden states are in fp32.
+        ("varlen", {"architecture": "modernbert", "intermediate_size": 2048, "biases": False}, 70.1, 42),
+        pytest.param("triton", {}, 39.4, 43, marks=pytest.mark.slow),
+    ],
 )
 def test_memory_traffic_and_launches_of_a_layer(
-    on_fake_cuda: OnFakeCuda, backend: str, u: float, launches: int
+    on_fake_cuda: OnFakeCuda, backend: str, settings: dict[str, Any], u: float, launches: int
 ) -> None:
     """The unit u is one tensor of tokens × hidden in 16 bits."""
     hidden, tokens = 768, 30_720
-    counts = on_fake_cuda("layers.count", hidden, tokens, 128, backend)
+    counts = on_fake_cuda("layers.count", hidden, tokens, 128, backend, settings)
     assert counts["bytes"] / (2 * tokens * hidden) == pytest.approx(u, abs=0.1)
     assert counts["launches"] == launches

@@ -50,6 +50,10 @@ class Combination(NamedTuple):
     architecture: str = "bert"
 
 
+# Four layers: the first and last are global, and only the first has no normalization before its attention.
+MODERN = {"architecture": "modernbert", "num_hidden_layers": 4, "local_attention": 8}
+
+
 def combinations() -> Iterator[Combination]:
     """Yield valid combinations, each with one of the optimizers."""
     checkpointing_and_dropout = ((False, 0.0), (False, 0.1), (True, 0.1))  # recomputation must repeat the dropout
@@ -63,6 +67,9 @@ def combinations() -> Iterator[Combination]:
     for architecture in ("albert", "electra"):
         yield Combination("lamb", architecture=architecture, pairs=architecture == "albert")
         yield Combination("muon", "fp16", "triton", checkpointing=True, architecture=architecture, pairs=False)
+    yield Combination("muon", architecture="modernbert", pairs=False)
+    yield Combination("adamw", "fp16", checkpointing=True, architecture="modernbert", pairs=False)
+    yield Combination("lamb", attention="padded", architecture="modernbert", pairs=False)
 
 
 class Traced:
@@ -78,7 +85,9 @@ class Traced:
             "hidden_dropout_prob": combination.dropout,
             "attention_probs_dropout_prob": combination.dropout if combination.attention == "padded" else 0.0,
         }
-        if combination.architecture != "bert":
+        if combination.architecture == "modernbert":
+            sizes |= MODERN
+        elif combination.architecture != "bert":
             sizes |= {"architecture": combination.architecture, "embedding_size": 32, "generator_size": 0.5}
         train = {
             "objective": "electra" if combination.architecture == "electra" else "mlm",
@@ -146,7 +155,7 @@ def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
     return operators
 
 
-def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, Any]:
+def compilations(data: Path, checkpointing: bool, attention: str, architecture: str) -> dict[str, Any]:
     """Return the number of compiled graphs after each of two steps in fp16, the waits and the operators."""
     batches = [read_batch(data, size, 10**6, static_shapes=True) for size in (24, 37)]
     compiled, graphs, recorders = [], [], []
@@ -156,7 +165,10 @@ def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, A
         compiled.append(graph)
         return aot_eager(graph, inputs)
 
-    with traced(Combination("adamw", "fp16", attention, checkpointing), counter) as run:
+    combination = Combination(
+        "adamw", "fp16", attention, checkpointing, pairs=architecture == "bert", architecture=architecture
+    )
+    with traced(combination, counter) as run:
         for number, batch in enumerate(batches):
             recorders.append(run.step(batch, number))
             graphs.append(len(compiled))
@@ -206,6 +218,7 @@ def captured_steps() -> list[dict[str, Any]]:
         _captured(Combination("adamw", taught=True), sampled, aot_eager),
         _captured(Combination("adamw", architecture="albert"), batches, aot_eager),
         _captured(Combination("adamw", architecture="electra", pairs=False), drawn, aot_eager),
+        _captured(Combination("muon", dropout=0.0, pairs=False, architecture="modernbert"), sampled, aot_eager),
     ]
 
 

@@ -78,6 +78,19 @@ def test_varlen_is_refused_if_it_cannot_run(
     assert reason in why
 
 
+def test_modernbert_pads_if_flash_attention_of_this_torch_has_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> Any: ...
+
+    cuda, model = torch.device("cuda"), ModelConfig(architecture="modernbert", attention_probs_dropout_prob=0.0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert choose_attention("auto", cuda, torch.bfloat16, model) == ("varlen", "flash attention without padding")
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
+    chosen, why = choose_attention("auto", cuda, torch.bfloat16, model)
+    assert (chosen, f"torch {torch.__version__} has no windows" in why) == ("padded", True)
+    with pytest.raises(ConfigError, match="no windows, which ModernBERT needs"):
+        choose_attention("varlen", cuda, torch.bfloat16, model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_zeroes_elements_and_gradients_at_the_rate_and_keeps_the_mean(dtype: torch.dtype, rate: float) -> None:

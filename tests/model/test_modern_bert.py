@@ -87,6 +87,33 @@ def test_a_token_beyond_the_window_changes_only_global_layers() -> None:
         assert torch.equal(before, after) is not is_global
 
 
+@pytest.mark.parametrize("local_attention", [2, 7, 16])
+def test_flash_attention_gets_the_windows_and_turned_heads(local_attention: int, monkeypatch) -> None:
+    """Windows of flash attention include their ends: (w, w) are w tokens before a token, itself, and w behind it."""
+    packed, _ = make_inputs([40, 1, 23])
+    windows = []
+
+    def flash(query: Any, key: Any, value: Any, bounds: Any, *_: Any, window_size: Any = (-1, -1)) -> Any:
+        windows.append(window_size)
+        positions = torch.arange(len(query))
+        sequences = torch.searchsorted(bounds, positions, right=True)
+        distances = positions - positions[:, None]  # (queries, keys)
+        left, right = (len(query) if size < 0 else size for size in window_size)
+        is_seen = (sequences == sequences[:, None]) & (distances >= -left) & (distances <= right)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, value)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", flash)
+    padded = make_modern(local_attention=local_attention)
+    packed_model = BertForPreTraining(padded.config, VOCAB_SIZE, attention="varlen")
+    packed_model.load_state_dict(padded.state_dict())
+    outputs = [model.encode(*packed[:5]) for model in (packed_model, padded)]
+    width = local_attention // 2
+    assert windows == [(-1, -1), (width, width), (width, width), (-1, -1)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+
+
 def test_all_classes_of_transformers_open_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_modern()
     (tmp_path / "ours").mkdir()

@@ -132,7 +132,8 @@ def test_all_parts_run_in_small_sizes_on_cpu(tmp_path: Path) -> None:
     assert "skipped" in tests
     assert all(outcome.startswith("done") for outcome in ended.values()), done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
-    assert {row["step"] for row in rows if row["part"] == "bench-base" and row["kind"] == "result"} == {"ours", "eager"}
+    for part, steps in (("bench-base", {"ours", "eager"}), ("bench-modern-1024", {"ours", "bert"})):
+        assert {row["step"] for row in rows if row["part"] == part and row["kind"] == "result"} == steps
     assert (tmp_path / "out" / "results.md").read_text() in done.stdout
 
 
