@@ -26,7 +26,7 @@ from typing import Any
 from measure import ROOT, Row, append_rows, package_command, parser_of, read_rows, table
 
 PartResult = tuple[list[Row], str]  # rows, and a remark on the outcome
-PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
+PART_NAMES = ("examples", "tests", "bench", "auto", "profile", "electra")  # the last one only on request
 LENGTHS = (128, 512)
 MODERN_LENGTHS = (128, 1024)  # of examples without sentence pairs, for ModernBERT
 BERT_VOCAB_SIZE = 30522
@@ -94,6 +94,7 @@ def make_parts(options: argparse.Namespace) -> list[Part]:
             32,
         ),
         _profile(options),
+        _electra(options),
     ]
     # A CPU is slower: with --small a limit only stops a part that hangs.
     return [replace(part, limit=4 * part.limit, min_seconds=5.0) for part in parts] if options.small else parts
@@ -329,6 +330,37 @@ def _auto(options: argparse.Namespace) -> Part:
     )
 
 
+def _electra(options: argparse.Namespace) -> Part:
+    """Return a part that trains the network of ELECTRA-Small with both objectives, for equal times."""
+    bert = {"train.objective": "mlm", "model.architecture": "bert", "model.embedding_size": "null"}
+    runs: dict[str, dict[str, str]] = {"electra": {}, "bert": bert}
+    budget, overhead = (20.0, 10.0) if options.small else (AUTO_SECONDS, AUTO_OVERHEAD_SECONDS)
+    data = _manifest(options, LENGTHS[0])
+
+    def script(seconds: float) -> str:
+        time = max(min(budget, (seconds - overhead) / len(runs)), 1.0)
+        lines = []
+        for name, changes in runs.items():
+            settings = {"train.max_steps": "null", "train.time_budget": f"{time:.0f}s", **changes}
+            words = ("train", "--config", "electra-small", "--data", data.parent, "--output", options.work / name)
+            lines.append(shlex.join(["rm", "-rf", str(options.work / name)]))
+            lines.append(shlex.join(package_command(*words, "--device", options.device, settings=settings)))
+        return "\n".join(lines)
+
+    def read() -> PartResult:
+        return [{**_read_run(options.work / name), "run": name} for name in runs], ""
+
+    return Part(
+        "electra",
+        f"ELECTRA-Small and BERT of its size for {budget:.0f} s each",
+        script,
+        2 * budget + overhead,
+        overhead + 2 * budget / 4,
+        read,
+        data,
+    )
+
+
 def _read_run(run: Path) -> Row:
     """Return the validation metrics of a run before and after training, and its last training metrics."""
     lines = read_rows(run / "metrics.jsonl")
@@ -438,7 +470,7 @@ def parse_arguments() -> argparse.Namespace:
         "--parts",
         nargs="+",
         choices=PART_NAMES,
-        default=PART_NAMES,
+        default=PART_NAMES[:-1],
         metavar="NAME",
         help=names,
     )

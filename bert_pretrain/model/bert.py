@@ -448,7 +448,17 @@ class ElectraForPreTraining(BertForPreTraining):
         return self.discriminator_head(hidden)
 
 
-def make_network(config: ModelConfig, vocab_size: int, attention: str) -> BertForPreTraining:
-    """Return the network to train."""
-    network = ElectraForPreTraining if config.is_electra else BertForPreTraining
-    return network(config, vocab_size, attention=attention)
+def make_network(
+    config: ModelConfig,
+    vocab_size: int,
+    attention: str,
+    *,
+    checkpointing: bool = False,
+) -> BertForPreTraining:
+    """Return the network to train. With `checkpointing`, layers are computed again in the backward pass."""
+    network_class = ElectraForPreTraining if config.is_electra else BertForPreTraining
+    network = network_class(config, vocab_size, attention=attention)
+    for module in network.modules():
+        if isinstance(module, Encoder):
+            module.activation_checkpointing = checkpointing
+    return network

@@ -17,7 +17,7 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model import devices
 from bert_pretrain.model.attention_backend import choose_attention
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import make_network
 from bert_pretrain.plan.facts import (
     BYTES_PER_WEIGHT,
     MASKED_SHARE,
@@ -30,7 +30,7 @@ from bert_pretrain.plan.facts import (
 )
 from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
-from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.electra import losses_of
 from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.packing import GlobalBatch, assign_by_length, global_batch_of
 from bert_pretrain.train.sampled_softmax import CandidateSampler
@@ -250,13 +250,12 @@ class StepRunner:
             is_timed=is_timed,
         )
         self.is_compiled, _ = hardware.choose_compile(train.compile, device, attention)
-        self.model = BertForPreTraining(shape, vocab_size, attention=attention)
+        self.model = make_network(shape, vocab_size, attention, checkpointing=train.activation_checkpointing)
         self.model.initialize(0)
-        self.model.encoder.activation_checkpointing = train.activation_checkpointing
         self.model.to(device).train()
         if self.is_compiled:
             hardware.compile_layers(self.model)
-        network = PretrainingLoss(self.model, compiled=self.is_compiled)
+        network = losses_of(self.model, train, compiled=self.is_compiled)
         self.state = TrainState(self.model, network, make_optimizers(self.model, train), None)
 
     def micro_batch_tokens(self, train: TrainConfig) -> int:
@@ -293,7 +292,7 @@ class StepRunner:
             rng.integers(0, 2, examples).astype(np.uint8),
         )
         assigned = assign_by_length(drawn.lengths, max(length, micro_batch_tokens), rank=0, num_ranks=1)
-        batch = global_batch_of(drawn, assigned)
+        batch = global_batch_of(drawn, assigned, draws=rng if self.model.config.is_electra else None)
         if outputs < vocab_size:
             batch = batch.with_candidates(CandidateSampler(np.ones(vocab_size), outputs, seed=0).draw(step=0))
         return batch.to(self.device)

@@ -58,7 +58,9 @@ def expected_use(
 
 
 def use_of(record: Mapping[str, Any], metrics: Metrics) -> Use | None:
-    """Return the expected use of a run's model; None before the first evaluation or for other languages."""
+    """Return the expected use of a run's model; None before the first evaluation, for other languages, for ELECTRA."""
+    if value_of(record, "config.model.architecture") == "electra":
+        return None  # the loss is that of its generator
     losses = [line["validation_mlm_loss"] for line in metrics if "validation_mlm_loss" in line]
     if not losses or losses[-1] is None:  # null: it was not finite
         return None

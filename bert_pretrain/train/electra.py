@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.model.bert import ElectraForPreTraining
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining
 from bert_pretrain.train.decoder_loss import SOFTMAX_ROWS
 from bert_pretrain.train.loss import Counts, Extra, LossSums, PretrainingLoss, masked_token_loss
 from bert_pretrain.train.packing import Batch
@@ -96,6 +97,13 @@ class ElectraLoss(PretrainingLoss):
             is_real.sum() - num_replaced,
             is_flagged.sum() - num_found,
         )
+
+
+def losses_of(model: BertForPreTraining, train: TrainConfig, *, compiled: bool) -> PretrainingLoss:
+    """Return the losses of a network to train without a teacher."""
+    if isinstance(model, ElectraForPreTraining):
+        return ElectraLoss(model, train.discriminator_weight, compiled=compiled)
+    return PretrainingLoss(model, compiled=compiled)
 
 
 def draw_tokens(

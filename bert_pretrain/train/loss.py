@@ -118,7 +118,7 @@ def pretraining_loss(
         compiled=compiled,
         teacher=teacher,
     )
-    if batch.next_sentence_labels is None:
+    if batch.next_sentence_labels is None or nsp_logits is None:
         nsp_loss = torch.zeros_like(mlm_loss)
         nsp_correct = torch.zeros_like(mlm_correct)
     else:

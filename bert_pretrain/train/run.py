@@ -18,7 +18,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.metrics import read_metrics, value_of
 from bert_pretrain.model.architectures import huggingface_names
-from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining, Encoder, make_network
+from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining, make_network
 from bert_pretrain.model.folder import CARD, GENERATOR
 from bert_pretrain.model.huggingface import (
     export_weights,
@@ -32,7 +32,7 @@ from bert_pretrain.report.diagnosis import nothing_learned, too_large
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.distillation import DistillationLoss
-from bert_pretrain.train.electra import ElectraLoss
+from bert_pretrain.train.electra import losses_of
 from bert_pretrain.train.evaluation import MLM_WEIGHTS
 from bert_pretrain.train.initial_weights import (
     start_from_cooccurrences,
@@ -193,7 +193,12 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> TrainState:
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
     """Build the model, with weights from the checkpoint or `--init-from`, or with new weights."""
     train = run.config.train
-    model = make_network(run.config.model, run.tokenizer.vocab_size, run.attention)
+    model = make_network(
+        run.config.model,
+        run.tokenizer.vocab_size,
+        run.attention,
+        checkpointing=train.activation_checkpointing,
+    )
     if latest is not None:
         load_weights(model, latest.path, flag="checkpoint", seed=train.seed)
     elif run.init_from is not None:
@@ -202,18 +207,13 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         _initialize(model, run)
     if run.data.config.next_sentence == "none":
         model.freeze_pair_heads()
-    for module in model.modules():
-        if isinstance(module, Encoder):
-            module.activation_checkpointing = train.activation_checkpointing
     return model.to(run.device)
 
 
 def _make_losses(run: ResolvedRun, model: BertForPreTraining) -> PretrainingLoss:
     train = run.config.train
-    if isinstance(model, ElectraForPreTraining):
-        return ElectraLoss(model, train.discriminator_weight, compiled=run.compiled)
     if run.teacher is None or not train.distillation:
-        return PretrainingLoss(model, compiled=run.compiled)
+        return losses_of(model, train, compiled=run.compiled)
     teacher = load_model(
         run.teacher,
         attention=train.attention,

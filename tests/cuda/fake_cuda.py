@@ -16,11 +16,10 @@ from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bert_pretrain.config import Config
-from bert_pretrain.model.bert import BertForPreTraining, ElectraForPreTraining, Encoder, make_network
+from bert_pretrain.model.bert import BertForPreTraining, make_network
 from bert_pretrain.train import hardware
 from bert_pretrain.train.distillation import DistillationLoss
-from bert_pretrain.train.electra import ElectraLoss
-from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.electra import losses_of
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.state import LossScale, TrainState
@@ -78,21 +77,17 @@ def make_state(
     If the run is `taught`, its teacher has the sizes of the student.
     """
     with CUDA:  # fake parameters cannot be moved to another device
-        model = make_network(config.model, vocab_size, attention)
+        checkpointing = config.train.activation_checkpointing
+        model = make_network(config.model, vocab_size, attention, checkpointing=checkpointing)
         teacher = BertForPreTraining(config.model, vocab_size, attention=attention).eval()
     if not pairs:
         model.freeze_pair_heads()
-    for module in model.modules():
-        if isinstance(module, Encoder):
-            module.activation_checkpointing = config.train.activation_checkpointing
     if backend is not None:
         hardware.compile_layers(model, backend, strict=True)
     scale = LossScale.start(CUDA) if config.train.precision == "fp16" else None
     is_compiled = backend is not None
-    network = PretrainingLoss(model, compiled=is_compiled)
-    if isinstance(model, ElectraForPreTraining):
-        network = ElectraLoss(model, config.train.discriminator_weight, compiled=is_compiled)
-    elif taught:
+    network = losses_of(model, config.train, compiled=is_compiled)
+    if taught:
         network = DistillationLoss(model, teacher, compiled=is_compiled)
     return TrainState(model, network, make_optimizers(model, config.train), scale)
 

@@ -13,6 +13,7 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.model.bert import make_network
 from bert_pretrain.model.folder import read_config
 from bert_pretrain.train.electra import ElectraLoss
+from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.flops import training_flops
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import Counts
@@ -116,6 +117,15 @@ def test_an_electra_reads_pairs_without_a_loss_and_measures_what_it_finds(
     for name, value in lines[-1].items():
         if name.startswith("validation_") and isinstance(value, float):
             assert again[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_network_without_a_head_for_pairs_is_evaluated_on_pairs(
+    new_data_folder: NewData, data_folder: Path, tmp_path: Path
+) -> None:
+    train(config_of("modernbert", max_steps=1), new_data_folder("none", next_sentence="none"), tmp_path / "run")
+    found = evaluate(tmp_path / "run" / "model", data_folder, config=config_of("modernbert").train)
+    assert found["mlm_loss"] > 0.0
+    assert "nsp_loss" not in found
 
 
 def test_an_electra_has_one_objective_and_a_smaller_generator(data_folder: Path, tmp_path: Path) -> None:
