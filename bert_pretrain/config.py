@@ -243,7 +243,7 @@ class ModelConfig(_Section):
     num_attention_heads: PositiveInt = 12
     """Number of attention heads per layer; must divide `hidden_size`."""
     intermediate_size: PositiveInt = 3072
-    """Width of the feed-forward layers."""
+    """Width of the feed-forward layers; in ModernBERT they have three matrices instead of two: use two thirds."""
     hidden_act: Literal["gelu"] = "gelu"
     """Activation function (exact GELU)."""
     hidden_dropout_prob: Share = 0.1
@@ -263,7 +263,7 @@ class ModelConfig(_Section):
     global_attn_every_n_layers: PositiveInt = 3
     """ModernBERT: one layer of this number attends to the whole sequence, the others to a window; 1: all layers."""
     local_attention: Annotated[int, Field(ge=2)] = 128
-    """ModernBERT: width of the window in tokens, half of it on each side."""
+    """ModernBERT: width of the window in tokens, half of it on each side, rounded down."""
     global_rope_theta: Float = 160_000.0
     """ModernBERT: base of the rotary positions in layers that attend to the whole sequence."""
     local_rope_theta: Float = 10_000.0

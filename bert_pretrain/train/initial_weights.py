@@ -74,7 +74,11 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
         layers = _spaced_layers(config.num_hidden_layers, teacher.config.num_hidden_layers)
         for name, parameter in model.named_parameters():
             source = re.sub(r"(?<=\.layers\.)\d+", lambda index: str(layers[int(index[0])]), name)
-            _copy_block(parameter, weights[source])
+            if source not in weights:  # a ModernBERT may lack biases, and its first layer lacks a normalization
+                continue
+            num_parts = 2 if "wide_and_gate" in name else 1
+            for part, of_teacher in zip(parameter.chunk(num_parts), weights[source].chunk(num_parts), strict=True):
+                _copy_block(part, of_teacher)
         numbers = ", ".join(str(layer + 1) for layer in layers)
         return f"embeddings, heads, layers {numbers} of {teacher.config.num_hidden_layers}"
     _copy_block(model.mlm_head.bias, weights[_OUTPUT_BIAS])

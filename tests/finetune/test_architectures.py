@@ -13,7 +13,16 @@ from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.task import Window
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import CPU, POSITIONS, predicted, results, reviews, write_rows
+from tests.finetune.conftest import (
+    CPU,
+    POSITIONS,
+    predicted,
+    questions,
+    results,
+    reviews,
+    tagged_sentences,
+    write_rows,
+)
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "modernbert": {"architecture": "modernbert", "intermediate_size": 40},
@@ -60,3 +69,15 @@ def test_fine_tuning_learns_and_predicts(folder: Path, tune: Callable[..., Path]
     assert metrics["test"]["accuracy"] >= 0.9, metrics
     again = predicted(tuned, write_rows(tmp_path / "again.jsonl", reviews(40, seed=2)))
     assert [row["label"] for row in again] == [row["prediction"] for row in predictions]
+
+
+@pytest.mark.parametrize(("task", "rows"), [("tag", tagged_sentences), ("answer", questions)], ids=["tag", "answer"])
+def test_tags_and_answers_are_learned_and_predicted(
+    task: str, rows: Callable[..., Any], folder: Path, tune: Callable[..., Path], tmp_path: Path
+) -> None:
+    tuned = tune(task, rows(80, seed=1), model=folder, test=rows(20, seed=2), epochs=5)
+    metrics, predictions = results(tuned)
+    assert metrics["test"]["f1"] >= 0.9, metrics
+    key = "tags" if task == "tag" else "answer"
+    again = predicted(tuned, write_rows(tmp_path / "again.jsonl", rows(20, seed=2)))
+    assert [row[key] for row in again] == [row["prediction"] for row in predictions]

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from tests.conftest import save_model
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
 
-def bert(seed: int, **sizes: float) -> BertForPreTraining:
+def bert(seed: int, **sizes: Any) -> BertForPreTraining:
     """Return a small model with weights large enough that tokens differ."""
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     settings = {**NO_DROPOUT, **small, "max_position_embeddings": 32, "initializer_range": 0.3, **sizes}
@@ -40,6 +41,18 @@ def test_student_of_equal_width_copies_layers() -> None:
         source = name.replace(".layers.2.", ".layers.5.").replace(".layers.1.", ".layers.2.")
         expected = teacher.get_parameter(source)[tuple(map(slice, parameter.shape))]
         assert torch.equal(parameter, expected), name
+
+
+def test_a_modernbert_without_biases_teaches_one_with_biases_and_a_narrower_gate() -> None:
+    modern = {"architecture": "modernbert", **NO_DROPOUT}
+    teacher = bert(2, biases=False, intermediate_size=64, **modern)
+    student = bert(1, num_hidden_layers=3, **modern)
+    assert "layers 1, 1, 2" in start_from_teacher(student, teacher)
+    gates, expected = (model.encoder.layers[-1].wide_and_gate.weight.chunk(2) for model in (student, teacher))
+    for gate, wider in zip(gates, expected, strict=True):
+        assert torch.equal(gate, wider[:48])
+    assert not student.encoder.layers[-1].wide_and_gate.bias.any()
+    assert student.encoder.layers[1].attention_norm.weight.eq(1).all()
 
 
 def test_narrower_student_keeps_token_similarities() -> None:
