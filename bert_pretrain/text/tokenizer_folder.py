@@ -126,7 +126,7 @@ class Definition(NamedTuple):
     """A tokenizer that is neither WordPiece nor a vocabulary of whole words."""
 
     content: dict[str, Any]  # of tokenizer.json, without truncation and padding
-    config: dict[str, Any]  # of tokenizer_config.json
+    config: dict[str, Any]  # of tokenizer_config.json, with the special tokens
     special_tokens: list[str]  # in the order of `SPECIAL_TOKENS`
 
     def hash(self, content: Mapping[str, Any] | None = None) -> str:
@@ -203,10 +203,10 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
 
 
 def _read_definition(folder: Path, backend: dict[str, Any], config: dict[str, Any]) -> TokenizerFolder:
-    names = {**_read_object(folder / "special_tokens_map.json"), **config}
+    config = {**_read_object(folder / "special_tokens_map.json"), **config}
     special_tokens = []
     for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True):
-        name = names.get(role) or default
+        name = config.get(role) or default
         special_tokens.append(name["content"] if isinstance(name, dict) else name)
     content = {**backend, "truncation": None, "padding": None}
     try:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_ids_equal_transformers_and_survive_a_copy(folder: Path, tmp_path: Path)
     special = (ours.pad_id, ours.unk_id, ours.cls_id, ours.sep_id, ours.mask_id)
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     assert special == tuple(getattr(theirs, f"{name}_id") for name in names)
+
+
+def test_names_of_special_tokens_in_a_file_of_their_own_survive_a_copy(folder: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(folder, tmp_path / "old")
+    (old / "tokenizer_config.json").rename(old / "special_tokens_map.json")
+    Tokenizer.load(old).save(tmp_path / "copy")
+    assert Tokenizer.load(tmp_path / "copy").mask_id == Tokenizer.load(folder).mask_id
 
 
 def test_words_are_those_of_the_pre_tokenizer(folder: Path) -> None:
