@@ -331,14 +331,19 @@ class BertForPreTraining(nn.Module):
         cu_seqlens: Tensor,  # (sequences + 1,) int32
         max_seqlen: int,
         num_last: int = 1,
+        encoder: Encoder | None = None,
     ) -> Tensor:
-        """Return the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden)."""
+        """Return the concatenated outputs of the last `num_last` layers, (tokens, num_last * hidden).
+
+        `encoder` takes the place of the network's own.
+        """
         layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
         if self.config.is_modern:
             is_padded = self.attention_backend == "padded"
             layout = with_rotation(layout, position_ids, self.config, is_padded=is_padded)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
-        return self.encoder(embedded, layout, num_last)
+        encoder = self.encoder if encoder is None else encoder
+        return encoder(embedded, layout, num_last)
 
     def forward(
         self,
@@ -424,8 +429,14 @@ class ElectraForPreTraining(BertForPreTraining):
         masked_positions: Tensor,
     ) -> PretrainingOutput:
         """Return the outputs of the generator."""
-        layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        hidden = self.generator(self.embeddings(input_ids, token_type_ids, position_ids), layout)
+        hidden = self.encode(
+            input_ids,
+            token_type_ids,
+            position_ids,
+            cu_seqlens,
+            max_seqlen,
+            encoder=self.generator,
+        )
         return PretrainingOutput(self.mlm_head(hidden.index_select(0, masked_positions)), None, hidden)
 
     def discriminate(
