@@ -16,11 +16,13 @@ from bert_pretrain.io import cores
 from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.metrics import read_metrics, value_of
+from bert_pretrain.model.architectures import ARCHITECTURES
+from bert_pretrain.model.hub import model_folder
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_task_names
 from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.train.inputs import check_examples, check_needs, check_network
+from bert_pretrain.train.inputs import TEACHER, check_examples, check_needs, check_network
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -102,7 +104,8 @@ def run_pipeline(
     """Build vocabulary, data and model in `output`, and return the final model folder.
 
     `output` must be a `working_folder`. It gets `vocab`, `data` and `train` (with phases: `data/NAME` and
-    `train/NAME`). `seconds_before` is the time that the command has already used of `config.time`.
+    `train/NAME`). `seconds_before` is the time that the command has already used of `config.time`. With a
+    teacher, the data has the teacher's vocabulary, and there is no `vocab`.
     """
     _check(config)  # again, because `run auto` has planned more of it
     options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
@@ -114,8 +117,10 @@ def run_pipeline(
         compiler = BackgroundCompiler(phases[0].config)
         if not (phases[-1].data / MANIFEST).exists():
             stack.enter_context(compiler)
-        print(f"── vocabulary ── {output / 'vocab'}")
-        vocab = make_vocab(config, config.inputs, output / "vocab", **options)
+        vocab = _vocabulary_of_teacher(phases) or output / "vocab"
+        print(f"── vocabulary ── {vocab}")
+        if vocab == output / "vocab":
+            make_vocab(config, config.inputs, vocab, **options)
         for phase in phases:
             print(f"── data ── {phase.data}")
             make_data(
@@ -132,6 +137,13 @@ def run_pipeline(
         if limit is not None:
             print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
     return model
+
+
+def _vocabulary_of_teacher(phases: Sequence[_Phase]) -> Path | None:
+    for phase in phases:
+        if phase.config.train.teacher is not None:
+            return model_folder(phase.config.train.teacher, TEACHER)
+    return None
 
 
 def _train(phases: Sequence[_Phase], limit: TimeLimit | None, *, overwrite: bool) -> Path:
@@ -273,8 +285,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         print(f"\ncurves: {output / 'curves.png'}")
     positions = value_of(records[-1], "config.model.max_position_embeddings") or 512
     limit = f" (texts of at most {positions} tokens)" if positions < 512 else ""  # fewer than BERT
-    is_modern = value_of(records[-1], "config.model.architecture") == "modernbert"
-    auto_class = "AutoModelForMaskedLM" if is_modern else "AutoModelForPreTraining"
+    auto_class = ARCHITECTURES[value_of(records[-1], "config.model.architecture") or "bert"].auto_class
     print(
         f"model:  {model}{limit}\n\n"
         f"    from transformers import {auto_class}, AutoTokenizer\n"

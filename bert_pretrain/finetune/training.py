@@ -21,7 +21,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import MODEL, Task, Window, collate
 from bert_pretrain.io.files import atomic_folder, atomic_path, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.architectures import DROPOUTS
+from bert_pretrain.model.architectures import ARCHITECTURES
 from bert_pretrain.model.devices import choose_precision
 from bert_pretrain.model.folder import CONFIG, TRAINED_LENGTH, lengths, read_config
 from bert_pretrain.model.huggingface import fine_tuning_rate
@@ -49,7 +49,7 @@ def open_network(
     logging.disable_progress_bar()
     changes = task.model_config()
     architecture = read_config(folder, "MODEL")[0].architecture
-    changes |= dict.fromkeys(DROPOUTS[architecture], settings.dropout)
+    changes |= dict.fromkeys(ARCHITECTURES[architecture].dropouts, settings.dropout)
     changes |= {"output_hidden_states": False, "output_attentions": False}
     model_class = getattr(transformers, task.model_class)
     if untrained:

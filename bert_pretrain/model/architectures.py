@@ -1,4 +1,4 @@
-"""Hugging Face's names of weights and settings, for each architecture.
+"""Hugging Face's names of weights and settings: one `Architecture` for each.
 
 Our networks have the same names of parameters where they have the same part. BERT's fused matrix of query, key and
 value is three matrices in Hugging Face's format; ModernBERT's is fused there, too.
@@ -6,6 +6,7 @@ value is three matrices in Hugging Face's format; ModernBERT's is fused there, t
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bert_pretrain.config import ModelConfig
@@ -14,87 +15,99 @@ from bert_pretrain.text.tokenizer import Tokenizer
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 OUTPUT_BIAS = "mlm_head.bias"
-DECODERS = {  # tied to the word embeddings
-    "bert": "cls.predictions.decoder.weight",
-    "modernbert": "decoder.weight",
-    "albert": "predictions.decoder.weight",
-    "electra": "generator_lm_head.weight",
-}
-
-CLASSES = {  # of `transformers`
-    "bert": "BertForPreTraining",
-    "modernbert": "ModernBertForMaskedLM",
-    "albert": "AlbertForPreTraining",
-    "electra": "ElectraForPreTraining",
-}
 GENERATOR_CLASS = "ElectraForMaskedLM"
 GENERATOR_PARTS = ("generator.", "mlm_head.")  # of the parameters of an ELECTRA in training
-_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{}"
 
-# Module names: ours -> Hugging Face's. {} is the number of the layer.
-_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
-    "bert": {
-        "embeddings.word_embeddings": ("bert.embeddings.word_embeddings",),
-        "embeddings.position_embeddings": ("bert.embeddings.position_embeddings",),
-        "embeddings.token_type_embeddings": ("bert.embeddings.token_type_embeddings",),
-        "embeddings.layer_norm": ("bert.embeddings.LayerNorm",),
-        "encoder.layers.{}.attention.query_key_value": (
-            "bert.encoder.layer.{}.attention.self.query",
-            "bert.encoder.layer.{}.attention.self.key",
-            "bert.encoder.layer.{}.attention.self.value",
-        ),
-        "encoder.layers.{}.attention.output": ("bert.encoder.layer.{}.attention.output.dense",),
-        "encoder.layers.{}.attention_norm": ("bert.encoder.layer.{}.attention.output.LayerNorm",),
-        "encoder.layers.{}.intermediate": ("bert.encoder.layer.{}.intermediate.dense",),
-        "encoder.layers.{}.output": ("bert.encoder.layer.{}.output.dense",),
-        "encoder.layers.{}.output_norm": ("bert.encoder.layer.{}.output.LayerNorm",),
-        "pooler.dense": ("bert.pooler.dense",),
-        "mlm_head.dense": ("cls.predictions.transform.dense",),
-        "mlm_head.layer_norm": ("cls.predictions.transform.LayerNorm",),
-        "mlm_head": ("cls.predictions",),
-        "nsp_head.dense": ("cls.seq_relationship",),
-    },
-    "modernbert": {
-        "embeddings.word_embeddings": ("model.embeddings.tok_embeddings",),
-        "embeddings.layer_norm": ("model.embeddings.norm",),
-        "encoder.layers.{}.attention.query_key_value": ("model.layers.{}.attn.Wqkv",),
-        "encoder.layers.{}.attention.output": ("model.layers.{}.attn.Wo",),
-        "encoder.layers.{}.attention_norm": ("model.layers.{}.attn_norm",),
-        "encoder.layers.{}.wide_and_gate": ("model.layers.{}.mlp.Wi",),
-        "encoder.layers.{}.output": ("model.layers.{}.mlp.Wo",),
-        "encoder.layers.{}.output_norm": ("model.layers.{}.mlp_norm",),
-        "encoder.final_norm": ("model.final_norm",),
-        "mlm_head.dense": ("head.dense",),
-        "mlm_head.layer_norm": ("head.norm",),
-        "mlm_head": ("decoder",),
-    },
-    "albert": {
-        "embeddings.word_embeddings": ("albert.embeddings.word_embeddings",),
-        "embeddings.position_embeddings": ("albert.embeddings.position_embeddings",),
-        "embeddings.token_type_embeddings": ("albert.embeddings.token_type_embeddings",),
-        "embeddings.layer_norm": ("albert.embeddings.LayerNorm",),
-        "encoder.projection": ("albert.encoder.embedding_hidden_mapping_in",),
-        "encoder.layers.{}.attention.query_key_value": (
-            f"{_ALBERT_LAYER}.attention.query",
-            f"{_ALBERT_LAYER}.attention.key",
-            f"{_ALBERT_LAYER}.attention.value",
-        ),
-        "encoder.layers.{}.attention.output": (f"{_ALBERT_LAYER}.attention.dense",),
-        "encoder.layers.{}.attention_norm": (f"{_ALBERT_LAYER}.attention.LayerNorm",),
-        "encoder.layers.{}.intermediate": (f"{_ALBERT_LAYER}.ffn",),
-        "encoder.layers.{}.output": (f"{_ALBERT_LAYER}.ffn_output",),
-        "encoder.layers.{}.output_norm": (f"{_ALBERT_LAYER}.full_layer_layer_norm",),
-        "pooler.dense": ("albert.pooler",),
-        "mlm_head.dense": ("predictions.dense",),
-        "mlm_head.layer_norm": ("predictions.LayerNorm",),
-        "mlm_head": ("predictions",),
-        "nsp_head.dense": ("sop_classifier.classifier",),
-    },
+_Names = dict[str, tuple[str, ...]]
+_MODERN_KEYS = ("biases", "global_attn_every_n_layers", "local_attention", "global_rope_theta", "local_rope_theta")
+_ONE_LAYER = {"num_hidden_groups": 1, "inner_group_num": 1}  # ALBERT's numbers of layers with their own weights
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What `transformers` calls the class, the weights and the settings of a network."""
+
+    title: str
+    class_name: str  # for pretraining
+    encoder: str  # the module of the encoder
+    heads: tuple[str, ...]  # prefixes of the pretraining heads
+    decoder: str  # the matrix that is tied to the word embeddings
+    names: _Names  # of modules, ours -> Hugging Face's; {} is the number of the layer
+    without: tuple[str, ...] = ()  # keys of `ModelConfig` that are not in `config.json`
+    renamed: _Names = field(default_factory=dict)  # keys of `ModelConfig` with other names; the first name is read
+    written: dict[str, Any] = field(default_factory=dict)  # more settings of `config.json`; other values are refused
+    required: dict[str, Any] = field(default_factory=dict)  # settings that are not written; other values are refused
+    defaults: dict[str, Any] = field(default_factory=dict)  # of `transformers`, for settings that a file lacks
+    special_tokens: tuple[str, ...] = ("pad",)  # whose ids `config.json` has: the defaults are of another vocabulary
+    dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")  # settings in fine-tuning
+
+    @property
+    def auto_class(self) -> str:
+        return f"AutoModel{self.class_name[self.class_name.index('For') :]}"
+
+
+_BERT_NAMES: _Names = {
+    "embeddings.word_embeddings": ("bert.embeddings.word_embeddings",),
+    "embeddings.position_embeddings": ("bert.embeddings.position_embeddings",),
+    "embeddings.token_type_embeddings": ("bert.embeddings.token_type_embeddings",),
+    "embeddings.layer_norm": ("bert.embeddings.LayerNorm",),
+    "encoder.layers.{}.attention.query_key_value": (
+        "bert.encoder.layer.{}.attention.self.query",
+        "bert.encoder.layer.{}.attention.self.key",
+        "bert.encoder.layer.{}.attention.self.value",
+    ),
+    "encoder.layers.{}.attention.output": ("bert.encoder.layer.{}.attention.output.dense",),
+    "encoder.layers.{}.attention_norm": ("bert.encoder.layer.{}.attention.output.LayerNorm",),
+    "encoder.layers.{}.intermediate": ("bert.encoder.layer.{}.intermediate.dense",),
+    "encoder.layers.{}.output": ("bert.encoder.layer.{}.output.dense",),
+    "encoder.layers.{}.output_norm": ("bert.encoder.layer.{}.output.LayerNorm",),
+    "pooler.dense": ("bert.pooler.dense",),
+    "mlm_head.dense": ("cls.predictions.transform.dense",),
+    "mlm_head.layer_norm": ("cls.predictions.transform.LayerNorm",),
+    "mlm_head": ("cls.predictions",),
+    "nsp_head.dense": ("cls.seq_relationship",),
 }
-_NAMES["electra"] = {
+_MODERN_NAMES: _Names = {
+    "embeddings.word_embeddings": ("model.embeddings.tok_embeddings",),
+    "embeddings.layer_norm": ("model.embeddings.norm",),
+    "encoder.layers.{}.attention.query_key_value": ("model.layers.{}.attn.Wqkv",),
+    "encoder.layers.{}.attention.output": ("model.layers.{}.attn.Wo",),
+    "encoder.layers.{}.attention_norm": ("model.layers.{}.attn_norm",),
+    "encoder.layers.{}.wide_and_gate": ("model.layers.{}.mlp.Wi",),
+    "encoder.layers.{}.output": ("model.layers.{}.mlp.Wo",),
+    "encoder.layers.{}.output_norm": ("model.layers.{}.mlp_norm",),
+    "encoder.final_norm": ("model.final_norm",),
+    "mlm_head.dense": ("head.dense",),
+    "mlm_head.layer_norm": ("head.norm",),
+    "mlm_head": ("decoder",),
+}
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{}"
+_ALBERT_NAMES: _Names = {
+    "embeddings.word_embeddings": ("albert.embeddings.word_embeddings",),
+    "embeddings.position_embeddings": ("albert.embeddings.position_embeddings",),
+    "embeddings.token_type_embeddings": ("albert.embeddings.token_type_embeddings",),
+    "embeddings.layer_norm": ("albert.embeddings.LayerNorm",),
+    "encoder.projection": ("albert.encoder.embedding_hidden_mapping_in",),
+    "encoder.layers.{}.attention.query_key_value": (
+        f"{_ALBERT_LAYER}.attention.query",
+        f"{_ALBERT_LAYER}.attention.key",
+        f"{_ALBERT_LAYER}.attention.value",
+    ),
+    "encoder.layers.{}.attention.output": (f"{_ALBERT_LAYER}.attention.dense",),
+    "encoder.layers.{}.attention_norm": (f"{_ALBERT_LAYER}.attention.LayerNorm",),
+    "encoder.layers.{}.intermediate": (f"{_ALBERT_LAYER}.ffn",),
+    "encoder.layers.{}.output": (f"{_ALBERT_LAYER}.ffn_output",),
+    "encoder.layers.{}.output_norm": (f"{_ALBERT_LAYER}.full_layer_layer_norm",),
+    "pooler.dense": ("albert.pooler",),
+    "mlm_head.dense": ("predictions.dense",),
+    "mlm_head.layer_norm": ("predictions.LayerNorm",),
+    "mlm_head": ("predictions",),
+    "nsp_head.dense": ("sop_classifier.classifier",),
+}
+_ELECTRA_NAMES: _Names = {
     **{
         ours: tuple(name.replace("bert.", "electra.", 1) for name in names)
-        for ours, names in _NAMES["bert"].items()
+        for ours, names in _BERT_NAMES.items()
         if ours.startswith(("embeddings.", "encoder."))
     },
     "encoder.projection": ("electra.embeddings_project",),
@@ -104,30 +117,75 @@ _NAMES["electra"] = {
     "discriminator_head.dense": ("discriminator_predictions.dense",),
     "discriminator_head.output": ("discriminator_predictions.dense_prediction",),
 }
-_PREFIXES = {
-    "bert": ("bert.", "cls."),
-    "modernbert": ("model.", "head.", "decoder."),
-    "albert": ("albert.", "predictions.", "sop_classifier."),
-    "electra": ("electra.", "generator_", "discriminator_"),
+
+_BERT = Architecture(
+    title="BERT",
+    class_name="BertForPreTraining",
+    encoder="bert",
+    heads=("cls.",),
+    decoder="cls.predictions.decoder.weight",
+    names=_BERT_NAMES,
+    without=(*_MODERN_KEYS, "embedding_size", "generator_size"),
+    written={"position_embedding_type": "absolute"},
+    required={"is_decoder": False},
+)
+ARCHITECTURES = {
+    "bert": _BERT,
+    "modernbert": Architecture(
+        title="ModernBERT",
+        class_name="ModernBertForMaskedLM",
+        encoder="model",
+        heads=("head.", "decoder."),
+        decoder="decoder.weight",
+        names=_MODERN_NAMES,
+        without=("type_vocab_size", "embedding_size", "generator_size"),
+        renamed={
+            "hidden_act": ("hidden_activation", "classifier_activation"),
+            "hidden_dropout_prob": ("mlp_dropout", "embedding_dropout"),
+            "attention_probs_dropout_prob": ("attention_dropout",),
+            "layer_norm_eps": ("norm_eps",),
+            "biases": ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"),
+        },
+        written={"decoder_bias": True},
+        required={"tie_word_embeddings": True},
+        defaults={
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "biases": False,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+        },
+        special_tokens=("pad", "cls", "sep", "bos", "eos"),
+        dropouts=("mlp_dropout", "embedding_dropout", "attention_dropout", "classifier_dropout"),
+    ),
+    "albert": Architecture(
+        title="ALBERT",
+        class_name="AlbertForPreTraining",
+        encoder="albert",
+        heads=("predictions.", "sop_classifier."),
+        decoder="predictions.decoder.weight",
+        names=_ALBERT_NAMES,
+        without=(*_MODERN_KEYS, "generator_size"),
+        written={**_BERT.written, **_ONE_LAYER},
+        required=_BERT.required,
+        defaults={"hidden_act": "gelu_new", "embedding_size": 128},
+        special_tokens=("pad", "cls", "sep", "bos", "eos"),
+        dropouts=(*_BERT.dropouts, "classifier_dropout_prob"),
+    ),
+    "electra": Architecture(
+        title="ELECTRA",
+        class_name="ElectraForPreTraining",
+        encoder="electra",
+        heads=("generator_", "discriminator_"),
+        decoder="generator_lm_head.weight",
+        names=_ELECTRA_NAMES,
+        without=_MODERN_KEYS,
+        written=_BERT.written,
+        required=_BERT.required,
+        defaults={"embedding_size": 128},
+    ),
 }
-# Settings of `ModelConfig` with another name in ModernBERT's configuration; the first name is read.
-_MODERN_SETTINGS = {
-    "hidden_act": ("hidden_activation", "classifier_activation"),
-    "hidden_dropout_prob": ("mlp_dropout", "embedding_dropout"),
-    "attention_probs_dropout_prob": ("attention_dropout",),
-    "layer_norm_eps": ("norm_eps",),
-    "biases": ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"),
-}
-# Settings of `transformers` for dropout in fine-tuning.
-DROPOUTS = {
-    "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "modernbert": ("mlp_dropout", "embedding_dropout", "attention_dropout", "classifier_dropout"),
-    "albert": ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"),
-    "electra": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-}
-_BERT_ONLY = ("type_vocab_size",)
-_MODERN_ONLY = ("biases", "global_attn_every_n_layers", "local_attention", "global_rope_theta", "local_rope_theta")
-_ONE_LAYER = {"num_hidden_groups": 1, "inner_group_num": 1}  # ALBERT's numbers of layers with their own weights
 
 
 def huggingface_names(name: str, architecture: str) -> list[str]:
@@ -138,7 +196,7 @@ def huggingface_names(name: str, architecture: str) -> list[str]:
     module, _, leaf = re.sub(r"^generator\.", "encoder.", name).rpartition(".")
     layer = "".join(re.findall(r"\.layers\.(\d+)\.", name))
     pattern = re.sub(r"\.layers\.\d+\.", ".layers.{}.", module)
-    return [f"{part.format(layer)}.{leaf}" for part in _NAMES[architecture][pattern]]
+    return [f"{part.format(layer)}.{leaf}" for part in ARCHITECTURES[architecture].names[pattern]]
 
 
 def expected_shapes(config: ModelConfig, vocab_size: int, num_layers: int) -> dict[str, tuple[int, int]]:
@@ -165,49 +223,35 @@ def expected_shapes(config: ModelConfig, vocab_size: int, num_layers: int) -> di
 
 def current_name(name: str, architecture: str) -> str:
     """Convert a tensor name of an older version, or of a bare encoder, to its name in the class for pretraining."""
-    if architecture == "modernbert":
-        return f"model.{name}" if re.match(r"(embeddings|layers|final_norm)\.", name) else name
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    is_bare = re.match(r"(embeddings|embeddings_project|encoder|pooler)\.", name)
-    return f"{architecture}.{name}" if is_bare else name
+    is_bare = re.match(r"(embeddings|embeddings_project|encoder|pooler|layers|final_norm)\.", name)
+    return f"{ARCHITECTURES[architecture].encoder}.{name}" if is_bare else name
 
 
 def is_own_weight(name: str, architecture: str) -> bool:
     """Return whether a tensor belongs to the encoder or the pretraining heads."""
-    return name.startswith(_PREFIXES[architecture])
+    own = ARCHITECTURES[architecture]
+    return name.startswith((f"{own.encoder}.", *own.heads))
 
 
 def huggingface_settings(config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` that describes the network."""
-    settings = config.model_dump(mode="json", exclude={"architecture", "embedding_size", "generator_size"})
-    if config.is_albert:
-        settings |= {"embedding_size": config.embedding_width, **_ONE_LAYER}
-    elif config.is_electra:
-        settings |= {"embedding_size": config.embedding_width, "generator_size": config.generator_size}
-    if not config.is_modern:
-        for key in _MODERN_ONLY:
-            del settings[key]
-        return {**settings, "position_embedding_type": "absolute"}
-    for key in _BERT_ONLY:
-        del settings[key]
-    for key, names in _MODERN_SETTINGS.items():
+    architecture = ARCHITECTURES[config.architecture]
+    settings = config.model_dump(mode="json", exclude={"architecture", *architecture.without})
+    if "embedding_size" in settings:
+        settings["embedding_size"] = config.embedding_width
+    for key, names in architecture.renamed.items():
         value = settings.pop(key)
         settings |= dict.fromkeys(names, value)
-    return {**settings, "decoder_bias": True}
+    return {**settings, **architecture.written}
 
 
 def special_token_ids(tokenizer: Tokenizer, architecture: str) -> dict[str, int]:
-    """Return the ids of special tokens that `config.json` must have, because the defaults are of another vocabulary."""
-    if architecture in ("bert", "electra"):
-        return {"pad_token_id": tokenizer.pad_id}
-    return {
-        "pad_token_id": tokenizer.pad_id,
-        "cls_token_id": tokenizer.cls_id,
-        "sep_token_id": tokenizer.sep_id,
-        "bos_token_id": tokenizer.cls_id,
-        "eos_token_id": tokenizer.sep_id,
-    }
+    """Return the ids of special tokens that `config.json` must have."""
+    ids = {"pad": tokenizer.pad_id, "cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
+    ids |= {"bos": tokenizer.cls_id, "eos": tokenizer.sep_id}
+    return {f"{name}_token_id": ids[name] for name in ARCHITECTURES[architecture].special_tokens}
 
 
 def model_settings(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,31 +259,24 @@ def model_settings(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Raise `ValueError` for a network that differs from those of this package.
     """
-    architecture = content.get("model_type", "bert")
-    required = {"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False}
-    if architecture == "modernbert":
-        required = {"model_type": "modernbert", "decoder_bias": True, "tie_word_embeddings": True}
+    name = str(content.get("model_type", "bert"))
+    if name not in ARCHITECTURES:
+        raise ValueError(f"model_type is {name[:80]!r}; only {', '.join(map(repr, ARCHITECTURES))} are supported")
+    architecture = ARCHITECTURES[name]
+    content = {**architecture.defaults, **content}
+    if name == "modernbert":
         content = _with_our_names(content)
-    elif architecture == "albert":
-        required |= {"model_type": "albert", **_ONE_LAYER}
-        content = {"hidden_act": "gelu_new", "embedding_size": 128, **content}
-    elif architecture == "electra":
-        required |= {"model_type": "electra"}
-        content = {"embedding_size": 128, **content}
-    for key, value in {**required, "hidden_act": "gelu"}.items():
+    for key, value in {**architecture.written, **architecture.required, "hidden_act": "gelu"}.items():
         if content.get(key, value) != value:
             raise ValueError(f"{key} is {str(content[key])[:80]!r}; only {value!r} is supported")
-    settings = {key: content[key] for key in ModelConfig.model_fields if key in content}
-    if architecture not in ("albert", "electra"):
-        settings.pop("embedding_size", None)
-    return {**settings, "architecture": architecture}
+    keys = ModelConfig.model_fields.keys() - set(architecture.without)
+    return {key: content[key] for key in keys & content.keys()} | {"architecture": name}
 
 
 def _with_our_names(content: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the settings of ModernBERT, and derive those that newer versions of `transformers` write as lists."""
-    defaults = {"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "biases": False}
-    settings = {**defaults, "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, **content}
-    for key, names in _MODERN_SETTINGS.items():
+    settings = dict(content)
+    for key, names in ARCHITECTURES["modernbert"].renamed.items():
         values = {name: content.get(name, settings.get(key)) for name in names}
         if len(set(map(str, values.values()))) > 1:
             different = ", ".join(f"{name} {value}" for name, value in values.items())

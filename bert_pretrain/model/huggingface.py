@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import write_checksums, write_json
 from bert_pretrain.model.architectures import (
-    CLASSES,
-    DECODERS,
+    ARCHITECTURES,
     GENERATOR_CLASS,
     GENERATOR_PARTS,
     OUTPUT_BIAS,
@@ -75,7 +74,7 @@ def save_model_folder(
     """
     is_generator = any(name.startswith("generator_") for name in tensors)
     config = {
-        "architectures": [GENERATOR_CLASS if is_generator else CLASSES[model.config.architecture]],
+        "architectures": [GENERATOR_CLASS if is_generator else ARCHITECTURES[model.config.architecture].class_name],
         "model_type": model.config.architecture,
         "vocab_size": model.vocab_size,
         **special_token_ids(tokenizer, model.config.architecture),
@@ -336,16 +335,17 @@ def _with_current_names(tensors: dict[str, Tensor], architecture: str, where: st
             )
         renamed[name] = tensor
     # The decoder is tied to the embeddings, but some versions also store its weight and bias.
-    decoder = renamed.pop(DECODERS[architecture], None)
+    decoder_name = ARCHITECTURES[architecture].decoder
+    decoder = renamed.pop(decoder_name, None)
     (word_embeddings,) = huggingface_names(WORD_EMBEDDINGS, architecture)
     embeddings = renamed.get(word_embeddings)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
         raise DataError(
             "the output matrix differs from the word embeddings (tie_word_embeddings is false); BERT ties them",
-            where=DECODERS[architecture],
+            where=decoder_name,
             remedy="use a BERT with tied embeddings",
         )
-    bias = renamed.pop(DECODERS[architecture].replace("weight", "bias"), None)
+    bias = renamed.pop(decoder_name.replace("weight", "bias"), None)
     if bias is not None:
         (output_bias,) = huggingface_names(OUTPUT_BIAS, architecture)
         renamed.setdefault(output_bias, bias)

@@ -17,6 +17,7 @@ from bert_pretrain.config import duration
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import is_url
 from bert_pretrain.metrics import perplexity
+from bert_pretrain.model.architectures import ARCHITECTURES
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import fine_tuning_rate
 from bert_pretrain.report.diagnosis import Hint
@@ -62,6 +63,7 @@ def model_card(
     body = render(
         "model_card.md",
         run=run,
+        architecture=ARCHITECTURES[run.config.model.architecture],
         progress=state.progress,
         name=run.output.resolve().name,
         version=__version__,

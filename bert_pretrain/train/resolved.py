@@ -162,27 +162,17 @@ def resolve_run(
     config = config.model_copy(update={"vocab": vocab, "data": data.config})
     length = schedule.run_length(train, data.rows("train"))
     train.check_warmup(None if length.steps is None else schedule.schedule_steps(train, length.steps))
-    longest = data.max_seq_length
-    extension = None
-    carried = None
-    if init_from is not None:
-        check_model(init_from, "--init-from")
-        longest = max(longest, lengths(init_from)[0])
-        extension = match_vocabulary(init_from, tokenizer, "--init-from")
-        carried = _carried_checkpoint(config, init_from, length, extension) if carry_optimizer else None
-    teacher = None
-    if train.teacher is not None:
-        teacher = model_folder(train.teacher, TEACHER)
-        check_model(teacher, TEACHER)
+    teacher = model_folder(train.teacher, TEACHER) if train.teacher else None
+    _check_models(init_from, teacher)
+    extension = match_vocabulary(init_from, tokenizer, "--init-from") if init_from else None
+    carried = _carried_checkpoint(config, init_from, length, extension) if init_from and carry_optimizer else None
     device = _configured_device(train, dist_context)
     precision = devices.choose_precision(train.precision, device)
-    attention, attention_reason = dist_context.run_on_main(
-        lambda: _attention(config, data.max_seq_length, device, precision.dtype)
-    )
+    choose = functools.partial(_attention, config, data.max_seq_length, device, precision.dtype)
+    attention, attention_reason = dist_context.run_on_main(choose)
     compiled, compiled_reason = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):
         model = make_network(config.model, tokenizer.vocab_size, attention)
-        taught_by = BertForPreTraining(*read_config(teacher, TEACHER)) if teacher and train.distillation else None
     tokens = hardware.choose_micro_batch_tokens(
         train,
         model,
@@ -190,7 +180,7 @@ def resolve_run(
         device,
         precision.dtype,
         dist_context.size,
-        teacher=taught_by,
+        teacher=_teacher_in_loss(train, teacher),
     )
     return ResolvedRun(
         config=config,
@@ -209,10 +199,25 @@ def resolve_run(
         dist_context=dist_context,
         num_parameters=model.num_parameters,
         micro_batch_tokens=-int(dist_context.maximum([-tokens])[0]),  # the minimum
-        trained_length=longest,
+        trained_length=max(data.max_seq_length, lengths(init_from)[0] if init_from else 0),
         extension=extension,
         carried=carried,
     )
+
+
+def _check_models(init_from: Path | None, teacher: Path | None) -> None:
+    """Compare the checksums of both model folders."""
+    for folder, flag in ((init_from, "--init-from"), (teacher, TEACHER)):
+        if folder is not None:
+            check_model(folder, flag)
+
+
+def _teacher_in_loss(train: TrainConfig, teacher: Path | None) -> BertForPreTraining | None:
+    """Return the network of the teacher, without weights, if it runs in the training step."""
+    if teacher is None or not train.distillation:
+        return None
+    with torch.device("meta"):
+        return BertForPreTraining(*read_config(teacher, TEACHER))
 
 
 def _configured_device(train: TrainConfig, dist_context: DistContext) -> torch.device:

@@ -42,31 +42,14 @@ def train_step(
     masks. `graphs` runs a step of one micro-batch as a CUDA graph if possible.
     """
 
-    def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
-        for optimizer in state.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        parts = _add_gradients(
-            state,
-            micro_batches,
-            len(batch.micro_batches),
-            Counts(*counts.clamp(min=1.0).float().unbind()),
-            dtype,
-            dist_context,
-        )
-        norm = _clip(state, config.max_grad_norm)
-        metrics = _step_metrics(
-            state.losses,
-            parts,
-            counts,
-            norm,
-            dist_context,
-        )
-        is_skipped = ~metrics.isfinite().all()
-        update(state.optimizers, rate, is_skipped)
-        if state.loss_scale is not None:
-            state.loss_scale.update(is_skipped)
-        _add_metrics(state.sums, metrics, is_skipped)
-
+    compute = functools.partial(
+        _update,
+        state,
+        config.max_grad_norm,
+        len(batch.micro_batches),
+        dtype,
+        dist_context,
+    )
     seeded = functools.partial(
         _seeded,
         batch,
@@ -89,6 +72,42 @@ def train_step(
     compute(seeded(), torch.stack(counts), learning_rate)
     if graphs is not None:
         graphs.check()
+
+
+def _update(
+    state: TrainState,
+    max_grad_norm: float,
+    num_micro_batches: int,
+    dtype: torch.dtype,
+    dist_context: DistContext,
+    micro_batches: Iterable[Batch],
+    counts: Tensor,
+    rate: float | Tensor,
+) -> None:
+    """Update the weights and add the metrics. `counts` are those of the global batch, (3,)."""
+    for optimizer in state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    parts = _add_gradients(
+        state,
+        micro_batches,
+        num_micro_batches,
+        Counts(*counts.clamp(min=1.0).float().unbind()),
+        dtype,
+        dist_context,
+    )
+    norm = _clip(state, max_grad_norm)
+    metrics = _step_metrics(
+        state.losses,
+        parts,
+        counts,
+        norm,
+        dist_context,
+    )
+    is_skipped = ~metrics.isfinite().all()
+    update(state.optimizers, rate, is_skipped)
+    if state.loss_scale is not None:
+        state.loss_scale.update(is_skipped)
+    _add_metrics(state.sums, metrics, is_skipped)
 
 
 def _seeded(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.examples import IGNORE_INDEX
 from bert_pretrain.examples.padded import pad
@@ -23,7 +23,7 @@ from bert_pretrain.train.loss import Counts
 from bert_pretrain.train.packing import ShapeMultiples, pack
 from bert_pretrain.train.run import train
 from bert_pretrain.train.sampled_softmax import Candidates, CandidateSampler, sampled_softmax_loss
-from tests.conftest import save_model
+from tests.conftest import run_stages, save_model
 from tests.model.conftest import make_model
 from tests.train.conftest import NO_DROPOUT, Fit, NewData, make_examples, metrics, tiny
 from tests.train.test_distributed import on_two_ranks
@@ -202,6 +202,19 @@ def test_two_ranks_match_one(data_folder: Path, tokenizer: Tokenizer, tmp_path: 
     for one, two in zip(*(metrics(tmp_path / name, "hidden_loss") for name in ("one", "two")), strict=True):
         for name in ("loss", "mlm_loss", "nsp_loss", "distillation_loss", "hidden_loss", "grad_norm"):
             assert one[name] == pytest.approx(two[name], rel=1e-5), name
+
+
+def test_run_of_all_stages_takes_the_vocabulary_of_the_teacher(
+    teacher: str, tokenizer: Tokenizer, english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(teacher=teacher, distillation=True, max_steps=2)
+    data = DataConfig(max_seq_length=32, dupe_factor=1)
+    config = config.model_copy(update={"inputs": (str(english_text),), "data": data})
+    model = run_stages(config, tmp_path / "out")
+    assert Tokenizer.load(model, "MODEL").tokens == tokenizer.tokens
+    assert not (tmp_path / "out" / "vocab").exists()
+    assert run_stages(config, tmp_path / "out") == model
+    assert "up to date" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pair", [("bert", "modernbert"), ("modernbert", "bert")])
