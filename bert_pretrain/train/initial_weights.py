@@ -40,7 +40,13 @@ from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import read_shard
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.bert import BertForPreTraining, RotaryAttention, SelfAttention
+from bert_pretrain.model.bert import (
+    BertForPreTraining,
+    ElectraForPreTraining,
+    Encoder,
+    RotaryAttention,
+    SelfAttention,
+)
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _WORDS = "embeddings.word_embeddings.weight"
@@ -117,42 +123,67 @@ def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
 def start_positional_heads(model: BertForPreTraining, seed: int, num_layers: int = 1) -> Tensor:
     """Make the heads of an initialized model's first `num_layers` layers attend to the offsets -1, 1, -2, 2, …
 
-    Also replace the position embeddings, the value and output projections of all layers, and the dense layers of pooler
-    and pretraining heads. Return an orthonormal basis of the subspace of the position embeddings, (at most the head
-    size, hidden).
+    Also replace the position embeddings, the projection of the embeddings, the value and output projections of all
+    layers, and the dense layers of pooler and pretraining heads. Both networks of an ELECTRA have such heads. Return an
+    orthonormal basis of the subspace of the position embeddings, (at most the head size, embedding).
     """
     generator = torch.Generator().manual_seed(rng.torch_seed(seed, "positional heads"))
     config = model.config
-    hidden = config.hidden_size
+    width = config.embedding_width
+    encoders = [model.encoder, model.generator] if isinstance(model, ElectraForPreTraining) else [model.encoder]
     # One random frequency from each of n intervals, so that no two positions of a long sequence are similar.
-    n = max(1, hidden // config.num_attention_heads // 2)
+    n = max(1, config.hidden_size // config.num_attention_heads // 2)
+    if len(encoders) > 1:  # at most half of the dimensions of each network, so that tokens have the others
+        n = max(1, min(n, width // 4, config.generator.hidden_size // 4))
     frequencies = math.pi * (torch.arange(n) + torch.rand(n, generator=generator)) / n
-    subspace = nn.init.orthogonal_(torch.empty(2 * n, hidden), generator=generator)
+    subspace = nn.init.orthogonal_(torch.empty(2 * n, width), generator=generator)
     positions = model.embeddings.position_embeddings.weight
     angles = torch.arange(len(positions))[:, None] * frequencies  # (positions, frequencies)
     # Each row has the length of a token embedding, so that position is half of the first layer's input.
-    length = config.initializer_range * math.sqrt(hidden / n)
+    length = config.initializer_range * math.sqrt(width / n)
     positions.copy_(length * torch.cat([angles.cos(), angles.sin()], dim=1) @ subspace)
-    attentions = _attentions(model)
-    for layer, attention in enumerate(attentions[:num_layers]):
-        peak = PEAK + math.log(len(positions))
-        if layer:
-            peak *= LATER_PEAK
-        _rotate_heads(
-            attention,
-            head_offsets(attention.num_heads, layer),
-            frequencies,
-            subspace,
-            peak,
-        )
-    for attention in attentions:
-        value = attention.query_key_value.weight[2 * hidden :]
-        keep_lengths(value, generator)
-        keep_lengths(attention.output.weight, generator)
-    for head in (model.mlm_head, model.pooler, model.nsp_head):
+    for encoder in encoders:
+        projected = subspace
+        if isinstance(encoder.projection, nn.Linear):
+            projected = _keep_subspace(encoder.projection.weight, subspace, generator)
+        attentions = _attentions(encoder)
+        if encoder is not model.encoder:  # a generator has few heads
+            num_layers = math.ceil(MIN_POSITIONAL_HEADS / attentions[0].num_heads)
+        for layer, attention in enumerate(attentions[:num_layers]):
+            peak = PEAK + math.log(len(positions))
+            if layer:
+                peak *= LATER_PEAK
+            _rotate_heads(
+                attention,
+                head_offsets(attention.num_heads, layer),
+                frequencies,
+                projected,
+                peak,
+            )
+        for attention in attentions:
+            value = attention.query_key_value.weight[2 * projected.shape[1] :]
+            keep_lengths(value, generator)
+            keep_lengths(attention.output.weight, generator)
+    for head in (model.mlm_head, model.pooler, model.nsp_head, model.discriminator_head):
         if head is not None:
             keep_lengths(head.dense.weight, generator)
     return subspace
+
+
+def _keep_subspace(weight: Tensor, subspace: Tensor, generator: torch.Generator) -> Tensor:
+    """Set a projection, (hidden, embedding), that keeps all of a subspace, and return the projected basis.
+
+    The projection of the subspace is `sqrt(hidden / embedding)` times a rotation, as layer normalization of `hidden`
+    dimensions would scale it.
+    """
+    hidden, width = weight.shape
+    others = torch.randn(width, width, generator=generator)
+    axes, _ = torch.linalg.qr(torch.cat([subspace.T, others], dim=1))  # the first axes span the subspace
+    kept = axes[:, : min(hidden, width)]
+    rotation = nn.init.orthogonal_(torch.empty(hidden, kept.shape[1]), generator=generator)
+    isometry = rotation @ kept.T
+    weight.copy_(math.sqrt(hidden / width) * isometry)
+    return subspace @ isometry.T
 
 
 @torch.no_grad()
@@ -182,7 +213,7 @@ def start_from_cooccurrences(
         first = cls + positions[0] + model.embeddings.token_type_embeddings.weight[0]
         cls -= first @ subspace.T @ subspace
     noise = positions.T @ positions / len(positions)  # the heads read it with the word vectors
-    for layer, attention in enumerate(_attentions(model)[:num_layers]):
+    for layer, attention in enumerate(_attentions(model.encoder)[:num_layers]):
         relations = [
             relation(cooccurrences, words, offset, noise) for offset in head_offsets(attention.num_heads, layer)
         ]
@@ -228,8 +259,8 @@ def set_value_and_output(
         outputs[:, head, : len(value)] = scale * output
 
 
-def _attentions(model: BertForPreTraining) -> list[SelfAttention]:
-    return [module for module in model.encoder.modules() if isinstance(module, SelfAttention)]
+def _attentions(encoder: Encoder) -> list[SelfAttention]:
+    return [module for module in encoder.modules() if isinstance(module, SelfAttention)]
 
 
 def head_offsets(num_heads: int, layer: int) -> list[int]:

@@ -15,6 +15,8 @@ from bert_pretrain.model.folder import check_model, check_rows, check_same_vocab
 from bert_pretrain.model.hub import model_folder
 
 TEACHER = "train.teacher"
+# Values of `train.init`, the best first, of the networks that do not have all.
+INITIAL_WEIGHTS = {"albert": ("normal",), "electra": ("positional_heads", "normal")}
 
 
 def check_inputs(
@@ -93,11 +95,12 @@ def check_network(config: Config, *, is_new: bool = True) -> None:
             where="model.embedding_size",
             remedy=f"set it to at most {model.hidden_size}",
         )
-    if is_new and train.init != "normal" and not (model.architecture == "bert" or model.is_modern):
+    possible = INITIAL_WEIGHTS.get(model.architecture, (train.init,))
+    if is_new and train.init not in possible:
         raise ConfigError(
-            f"init is {train.init}, which sets the heads of single layers of a BERT; this is an {model.architecture}",
+            f"the network is {model.architecture}, which cannot start with {train.init}",
             where="train.init",
-            remedy="set it to normal",
+            remedy=f"set it to {possible[0]}",
         )
 
 

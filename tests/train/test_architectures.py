@@ -92,7 +92,7 @@ def test_an_albert_continues_from_its_folder_but_no_bert_does(new_data_folder: N
     assert read_config(tmp_path / "second" / "model", "MODEL")[0] == expected
     with pytest.raises(ConfigError, match=r"architecture is bert, but the weights in .* have albert"):
         train(tiny(model={"architecture": "bert"}), data, tmp_path / "bert", init_from=model)
-    with pytest.raises(ConfigError, match="init is cooccurrences") as caught:
+    with pytest.raises(ConfigError, match="cannot start with cooccurrences") as caught:
         train(config_of("albert", init="cooccurrences"), data, tmp_path / "counted")
     assert caught.value.where == "train.init"
 
@@ -136,7 +136,7 @@ def test_an_electra_has_one_objective_and_a_smaller_generator(data_folder: Path,
         ({"architecture": "bert"}, {"objective": "electra"}, "the objective is electra, but the network is bert"),
         ({"architecture": "electra"}, {}, "the objective is mlm, but the network is electra"),
         ({"embedding_size": 64}, {"objective": "electra"}, "embedding_size 64 is above"),
-        ({}, {"objective": "electra", "init": "cooccurrences"}, "init is cooccurrences"),
+        ({}, {"objective": "electra", "init": "cooccurrences"}, "cannot start with cooccurrences"),
         ({}, {"objective": "electra", "teacher": "t"}, "no teacher"),
     ):
         with pytest.raises(ConfigError, match=word):

@@ -11,7 +11,13 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.data_folder import DataFolder
 from bert_pretrain.examples.shards import read_shard
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import (
+    BertForPreTraining,
+    ElectraForPreTraining,
+    Encoder,
+    SelfAttention,
+    make_network,
+)
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.initial_weights import (
     UNSEEN_COUNT,
@@ -92,13 +98,15 @@ def test_student_resumes_bit_equal_after_its_teacher_has_moved(
         fit(run, log_every=2)
 
 
-def attention_in_first_layer(model: BertForPreTraining, ids: torch.Tensor) -> torch.Tensor:
+def attention_in_first_layer(
+    model: BertForPreTraining, ids: torch.Tensor, encoder: Encoder | None = None
+) -> torch.Tensor:
     """Return the attention probabilities, (heads, queries, keys), for one sequence."""
-    heads, hidden = model.config.num_attention_heads, model.config.hidden_size
-    inputs = model.embeddings(ids, torch.zeros_like(ids), torch.arange(len(ids)))
-    fused = model.encoder.layers[0].attention.query_key_value(inputs)  # type: ignore[union-attr, operator]
-    query, key, _ = fused.view(len(ids), 3, heads, -1).unbind(1)
-    return (torch.einsum("qhd,khd->hqk", query, key) / (hidden / heads) ** 0.5).softmax(-1)
+    encoder = encoder or model.encoder
+    attention = next(module for module in encoder.modules() if isinstance(module, SelfAttention))
+    inputs = encoder.projection(model.embeddings(ids, torch.zeros_like(ids), torch.arange(len(ids))))
+    query, key, _ = attention.query_key_value(inputs).view(len(ids), 3, attention.num_heads, -1).unbind(1)
+    return (torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5).softmax(-1)
 
 
 @torch.no_grad()
@@ -111,6 +119,23 @@ def test_positional_heads_attend_to_their_offsets(hidden: int, heads: int, posit
     shares = attention_in_first_layer(model, ids)
     for head, offset in zip(range(heads), (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6), strict=False):
         assert torch.diagonal(shares[head], offset).mean() > 0.5, offset
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("embedding", [64, 128])
+def test_both_networks_of_an_electra_have_positional_heads(embedding: int) -> None:
+    sizes = {
+        "architecture": "electra", "hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "intermediate_size": 256, "embedding_size": embedding, "generator_size": 0.5, "max_position_embeddings": 64,
+    }  # fmt: skip
+    model = make_network(ModelConfig.model_validate({**sizes, **NO_DROPOUT}), VOCAB_SIZE, "padded")
+    assert isinstance(model, ElectraForPreTraining)
+    model.initialize(1)
+    start_positional_heads(model, 3)
+    ids = torch.randint(0, VOCAB_SIZE, (64,), generator=torch.Generator().manual_seed(1))
+    for encoder, offsets in ((model.encoder, (-1, 1, -2, 2)), (model.generator, (-1, 1))):
+        for share, offset in zip(attention_in_first_layer(model, ids, encoder), offsets, strict=True):
+            assert torch.diagonal(share, offset).mean() > 0.5, offset
 
 
 @pytest.mark.parametrize("heads", [1, 2])
