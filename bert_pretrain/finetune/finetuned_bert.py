@@ -18,8 +18,9 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.finetune.task import Window
 from bert_pretrain.io.files import read_json
+from bert_pretrain.model.bert import Packed
 from bert_pretrain.model.folder import CONFIG, read_config
-from bert_pretrain.model.sequences import Bert, Packed, mean_of_sequences, open_bert, sequences_of
+from bert_pretrain.model.sequences import Bert, mean_of_sequences, open_bert, sequences_of
 
 _HEADS = {  # class of `transformers`: the task, and the linear layer of its head
     "BertForSequenceClassification": ("classify", "classifier"),
@@ -116,7 +117,7 @@ class FinetunedBert:
         num_outputs = np.ones_like(sequences.lengths) if self.task == "classify" else sequences.lengths
 
         def head(packed: Packed, _: Examples) -> Tensor:
-            hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
+            hidden = self.bert.network.encode(packed)  # (tokens, hidden)
             if self.task == "classify":
                 hidden = self._pooled(hidden, packed.cu_seqlens)  # (windows, hidden)
             if self.bert.network.config.is_modern:

@@ -280,6 +280,16 @@ class ReplacedTokenHead(nn.Module):
         return self.output(F.gelu(self.dense(hidden))).squeeze(1)  # (tokens,)
 
 
+class Packed(NamedTuple):
+    """Packed sequences."""
+
+    input_ids: Tensor  # (tokens,) int64
+    token_type_ids: Tensor  # (tokens,) int64: 0 in the first segment, 1 in the second
+    position_ids: Tensor  # (tokens,) int64: from 0 in every sequence
+    cu_seqlens: Tensor  # (sequences + 1,) int32: cumulative lengths
+    max_seqlen: int
+
+
 class PretrainingOutput(NamedTuple):
     """Output of `BertForPreTraining.forward`, from which both losses are computed."""
 
@@ -325,11 +335,7 @@ class BertForPreTraining(nn.Module):
 
     def encode(
         self,
-        input_ids: Tensor,  # (tokens,) int
-        token_type_ids: Tensor,  # (tokens,) int
-        position_ids: Tensor,  # (tokens,) int: 0, 1, 2, … in each sequence
-        cu_seqlens: Tensor,  # (sequences + 1,) int32
-        max_seqlen: int,
+        packed: Packed,
         num_last: int = 1,
         encoder: Encoder | None = None,
     ) -> Tensor:
@@ -337,39 +343,28 @@ class BertForPreTraining(nn.Module):
 
         `encoder` takes the place of the network's own.
         """
-        layout = make_layout(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        ids, token_types, positions, cu_seqlens, max_seqlen = packed
+        layout = make_layout(cu_seqlens, max_seqlen, len(ids), self.attention_backend)
         if self.config.is_modern:
             is_padded = self.attention_backend == "padded"
-            layout = with_rotation(layout, position_ids, self.config, is_padded=is_padded)
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids)
+            layout = with_rotation(layout, positions, self.config, is_padded=is_padded)
+        embedded = self.embeddings(ids, token_types, positions)
         encoder = self.encoder if encoder is None else encoder
         return encoder(embedded, layout, num_last)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_positions: Tensor,  # (masked,) int: indices into the packed tokens
-    ) -> PretrainingOutput:
+    def forward(self, packed: Packed, masked_positions: Tensor) -> PretrainingOutput:
         """Return the decoder's input at each masked position, and the next-sentence logits of each sequence.
+
+        `masked_positions`, (masked,) int64, are indices into the packed tokens.
 
         The masked-language-model logits would be the largest tensor of a step. The training loss therefore computes
         them in blocks; `decode` computes all of them.
         """
-        hidden = self.encode(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            cu_seqlens,
-            max_seqlen,
-        )
+        hidden = self.encode(packed)
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
         if self.pooler is None or self.nsp_head is None:
             return PretrainingOutput(mlm_features, None, hidden)
-        return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)), hidden)
+        return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, packed.cu_seqlens)), hidden)
 
     def decode(self, mlm_features: Tensor) -> Tensor:
         """Return the masked-language-model logits, (masked, vocabulary)."""
@@ -419,42 +414,14 @@ class ElectraForPreTraining(BertForPreTraining):
         self.generator = Encoder(config.generator, attention)
         self.mlm_head = MaskedLanguageModelHead(config.generator, vocab_size)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_positions: Tensor,
-    ) -> PretrainingOutput:
+    def forward(self, packed: Packed, masked_positions: Tensor) -> PretrainingOutput:
         """Return the outputs of the generator."""
-        hidden = self.encode(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            cu_seqlens,
-            max_seqlen,
-            encoder=self.generator,
-        )
+        hidden = self.encode(packed, encoder=self.generator)
         return PretrainingOutput(self.mlm_head(hidden.index_select(0, masked_positions)), None, hidden)
 
-    def discriminate(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-    ) -> Tensor:
+    def discriminate(self, packed: Packed) -> Tensor:
         """Return the discriminator's logit of each token, (tokens,)."""
-        hidden = self.encode(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            cu_seqlens,
-            max_seqlen,
-        )
+        hidden = self.encode(packed)
         assert self.discriminator_head is not None
         return self.discriminator_head(hidden)
 

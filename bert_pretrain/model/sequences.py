@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,23 +18,13 @@ from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, Packed
 from bert_pretrain.model.devices import choose_device, choose_precision, configure_cpu
 from bert_pretrain.model.folder import check_rows, length_limit
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}  # on CUDA, BERT-Large in fp32 needs 2 GB
-
-
-class Packed(NamedTuple):
-    """Packed sequences: the arguments of `BertForPreTraining.encode`."""
-
-    input_ids: Tensor  # (tokens,) int64
-    token_type_ids: Tensor  # (tokens,) int64: 0 in the first segment, 1 in the second
-    position_ids: Tensor  # (tokens,) int64: from 0 in every sequence
-    cu_seqlens: Tensor  # (sequences + 1,) int32: cumulative lengths
-    max_seqlen: int
 
 
 def pack_sequences(sequences: Examples, device: torch.device | str = "cpu") -> Packed:

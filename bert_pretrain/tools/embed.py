@@ -20,9 +20,9 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, Packed
 from bert_pretrain.model.hub import MODULES
-from bert_pretrain.model.sequences import Packed, mean_of_sequences, open_bert
+from bert_pretrain.model.sequences import mean_of_sequences, open_bert
 from bert_pretrain.tools.texts import Text, TextEncoder, Texts, check_output_file
 
 POOLINGS = {  # by level; the first is the default
@@ -146,7 +146,7 @@ def _head_of(network: BertForPreTraining, level: str, pooling: str) -> Callable[
     num_last = NUM_LAST_LAYERS if pooling.startswith("last4") else 1
 
     def head(packed: Packed, _: Examples) -> Tensor:
-        hidden = network.encode(*packed, num_last=num_last)  # (tokens, num_last * hidden)
+        hidden = network.encode(packed, num_last=num_last)  # (tokens, num_last * hidden)
         if pooling == "last4-mean":
             hidden = torch.stack(hidden.chunk(NUM_LAST_LAYERS, dim=1)).float().mean(dim=0)  # (tokens, hidden)
         if level == "token":

@@ -11,7 +11,8 @@ from torch import Tensor
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.model.sequences import Packed, open_bert, sequences_of
+from bert_pretrain.model.bert import Packed
+from bert_pretrain.model.sequences import open_bert, sequences_of
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.texts import UnknownWords
 
@@ -35,7 +36,7 @@ def fill_mask(
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
 
     def head(packed: Packed, _: Examples) -> Tensor:
-        output = bert.network(*packed, torch.from_numpy(masks).to(bert.device))
+        output = bert.network(packed, torch.from_numpy(masks).to(bert.device))
         return bert.network.decode(output.mlm_features).float().softmax(dim=1)  # (masks, vocabulary)
 
     probabilities = torch.from_numpy(bert.run(sequences_of([input_ids]), head, np.array([len(masks)])))

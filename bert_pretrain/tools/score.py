@@ -24,7 +24,8 @@ from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.metrics import perplexity
-from bert_pretrain.model.sequences import Packed, open_bert
+from bert_pretrain.model.bert import Packed
+from bert_pretrain.model.sequences import open_bert
 from bert_pretrain.ragged import offsets_of, positions_within, spans
 from bert_pretrain.text.readers import read_records
 from bert_pretrain.text.sources import resolve
@@ -244,7 +245,7 @@ class Scorer:
         assert sequences.masks is not None
         masked = torch.from_numpy(sequences.masked_indices).to(self.bert.device)
         labels = torch.from_numpy(sequences.masks.original_ids.astype(np.int64)).to(self.bert.device)
-        features = self.bert.network(*packed, masked).mlm_features  # (masks, hidden)
+        features = self.bert.network(packed, masked).mlm_features  # (masks, hidden)
         losses = []
         for begin in range(0, len(labels), DECODED_ROWS):
             rows = slice(begin, begin + DECODED_ROWS)

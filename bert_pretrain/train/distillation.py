@@ -47,7 +47,7 @@ class DistillationLoss(PretrainingLoss):
     @torch.no_grad()
     def _ask_teacher(self, batch: Batch) -> TeacherOutput:
         (teacher,) = self._teacher
-        hidden = teacher.encode(*batch.sequences)
+        hidden = teacher.encode(batch.sequences)
         features = teacher.mlm_head(hidden.index_select(0, batch.masked_positions))[: len(batch.masked_labels)]
         return TeacherOutput(self._layer, features, hidden if self.compares_hidden else None)
 

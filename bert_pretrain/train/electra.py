@@ -42,7 +42,7 @@ class ElectraLoss(PretrainingLoss):
         return sums.mlm_loss / counts.predictions + self.discriminator_weight * sums.extras[0] / counts.tokens
 
     def forward(self, batch: Batch) -> LossSums:
-        features = self.model(*batch.sequences, batch.masked_positions).mlm_features
+        features = self.model(batch.sequences, batch.masked_positions).mlm_features
         features = features[: len(batch.masked_labels)]  # drop dummy rows at the end
         compiled = self.compiled and torch.is_grad_enabled()
         mlm_loss, mlm_correct = masked_token_loss(self.model, features, batch, compiled=compiled)
@@ -84,7 +84,7 @@ class ElectraLoss(PretrainingLoss):
     ) -> tuple[Tensor, ...]:
         """Return the `extras`: the discriminator's loss in nats, and counts of tokens that are not of the tail."""
         sequences = batch.sequences._replace(input_ids=replaced_ids)
-        logits = self.model.discriminate(*sequences).float()
+        logits = self.model.discriminate(sequences).float()
         losses = F.binary_cross_entropy_with_logits(logits, is_replaced.float(), reduction="none")
         is_real = batch.is_real
         is_flagged = is_real & (logits > 0)

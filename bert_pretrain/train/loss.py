@@ -102,7 +102,7 @@ def pretraining_loss(
 
     With a teacher, the extra sums are those of `decoder_loss` and of the hidden states, if they are compared.
     """
-    inputs = (*batch.sequences, batch.masked_positions)
+    inputs = (batch.sequences, batch.masked_positions)
     weights = _cast_weights(model, compiled)
     features, nsp_logits, hidden = functional_call(model, weights, inputs) if weights else model(*inputs)
     hidden_loss = []

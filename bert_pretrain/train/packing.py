@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bert_pretrain import ragged
 from bert_pretrain.examples.examples import IGNORE_INDEX, Examples
-from bert_pretrain.model.sequences import Packed, batches_by_length
+from bert_pretrain.model.bert import Packed
+from bert_pretrain.model.sequences import batches_by_length
 from bert_pretrain.train.sampled_softmax import Candidates
 
 MAX_DUMMY_SHARE = 0.02  # share of a micro-batch's tokens by which its number of tokens may be rounded up

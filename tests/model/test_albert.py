@@ -39,11 +39,11 @@ def test_logits_losses_and_gradients_equal_transformers(
     pair_labels = padded.pop("next_sentence_label")  # 0: A and B are in order, as in `sentence_order_label`
     theirs = peer(**padded, sentence_order_label=pair_labels, output_hidden_states=True)
 
-    features, order_logits, _ = model(*packed.sequences, packed.masked_positions)
+    features, order_logits, _ = model(packed.sequences, packed.masked_positions)
     close(model.decode(features), theirs.prediction_logits[is_real][packed.masked_positions])
     close(order_logits, theirs.sop_logits)
     last_two = torch.cat([states[is_real] for states in theirs.hidden_states[-2:]], dim=1)
-    close(model.encode(*packed.sequences, num_last=2), last_two)
+    close(model.encode(packed.sequences, num_last=2), last_two)
     sums = pretraining_loss(model, packed)
     close(sums.mean(packed.num_predictions, packed.num_sequences), theirs.loss)
     close(sums.nsp_loss / packed.num_sequences, cross_entropy(theirs.sop_logits, pair_labels))
@@ -59,7 +59,7 @@ def test_all_classes_of_transformers_open_the_folder(tokenizer: Tokenizer, tmp_p
     model, (packed, padded) = make_albert(), make_batch(3, seed=1)
     (tmp_path / "ours").mkdir()
     save_model(model, tmp_path / "ours", tokenizer)
-    hidden = model.encode(*packed.sequences)
+    hidden = model.encode(packed.sequences)
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     for task in ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"):
         peer = getattr(transformers, f"Albert{task or 'Model'}").from_pretrained(tmp_path / "ours").eval()
@@ -71,7 +71,7 @@ def test_all_classes_of_transformers_open_the_folder(tokenizer: Tokenizer, tmp_p
         tokenizer.save(tmp_path / task)
         loaded = load_model(tmp_path / task).model
         assert loaded.config == model.config
-        close(loaded.encode(*packed.sequences), hidden)
+        close(loaded.encode(packed.sequences), hidden)
 
 
 @pytest.mark.parametrize(

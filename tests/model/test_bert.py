@@ -49,11 +49,11 @@ def test_logits_losses_and_gradients_equal_transformers(as_huggingface: Any) -> 
     peer, is_real = as_huggingface(model), padded["attention_mask"].bool()
     theirs = peer(**padded, output_hidden_states=True)
     close = functools.partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
-    hidden, two_layers = model.encode(*packed.sequences), model.encode(*packed.sequences, num_last=2)
+    hidden, two_layers = model.encode(packed.sequences), model.encode(packed.sequences, num_last=2)
     their_hidden = [states[is_real] for states in theirs.hidden_states]
     close(hidden, their_hidden[-1])
     close(two_layers, torch.cat(their_hidden[-2:], dim=1))
-    features, nsp_logits, _ = model(*packed.sequences, packed.masked_positions)
+    features, nsp_logits, _ = model(packed.sequences, packed.masked_positions)
     their_logits = theirs.prediction_logits[is_real][packed.masked_positions]
     close(model.decode(features), their_logits)
     close(nsp_logits, theirs.seq_relationship_logits)

@@ -65,7 +65,7 @@ def test_logits_loss_and_gradients_equal_transformers(
     labels, _ = padded.pop("labels"), padded.pop("next_sentence_label")
     is_real = padded["attention_mask"].bool()
 
-    features = model(*packed.sequences, packed.masked_positions).mlm_features
+    features = model(packed.sequences, packed.masked_positions).mlm_features
     replaced_ids, is_replaced = losses.replace(packed, features)
     sums = losses(packed)
     counts = Counts(*(torch.tensor(number) for number in (packed.num_predictions, 1, packed.num_tokens)))
@@ -78,7 +78,7 @@ def test_logits_loss_and_gradients_equal_transformers(
     replaced = torch.zeros_like(labels)
     replaced[is_real] = is_replaced.long()
     judged = discriminator(**padded, labels=replaced)
-    close(model.discriminate(*packed.sequences._replace(input_ids=replaced_ids)), judged.logits[is_real])
+    close(model.discriminate(packed.sequences._replace(input_ids=replaced_ids)), judged.logits[is_real])
     close(sums.extras[0] / packed.num_tokens, judged.loss)
     close(loss, generated.loss + 50.0 * judged.loss)
     (generated.loss + 50.0 * judged.loss).backward()
@@ -104,7 +104,7 @@ def test_every_class_of_transformers_opens_the_folders_and_we_open_theirs(tokeni
     model = make_electra(embedding_size=16, generator_size=0.5)
     save(model, tmp_path, tokenizer)
     packed, padded = make_batch(3, seed=1)
-    hidden = model.encode(*packed.sequences)
+    hidden = model.encode(packed.sequences)
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     for task in ("", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"):
         peer = getattr(transformers, f"Electra{task or 'Model'}").from_pretrained(tmp_path / "model").eval()
@@ -114,9 +114,9 @@ def test_every_class_of_transformers_opens_the_folders_and_we_open_theirs(tokeni
         tokenizer.save(tmp_path / "theirs")
         loaded = load_model(tmp_path / "theirs").model
         assert loaded.config == model.config
-        close(loaded.encode(*packed.sequences), hidden)
+        close(loaded.encode(packed.sequences), hidden)
     loaded = load_model(tmp_path / "generator", required=("mlm_head",)).model
-    inputs = (*packed.sequences, packed.masked_positions)
+    inputs = (packed.sequences, packed.masked_positions)
     close(loaded.decode(loaded(*inputs).mlm_features), model.decode(model(*inputs).mlm_features))
     with pytest.raises(DataError, match="discriminator, which has no head for masked tokens") as caught:
         load_model(tmp_path / "model", required=("mlm_head",))

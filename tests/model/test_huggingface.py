@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.architectures import huggingface_settings
+from bert_pretrain.model.bert import Packed
 from bert_pretrain.model.huggingface import export_weights, load_model, save_model_folder
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.conftest import save_model
@@ -50,7 +51,8 @@ def test_export_scales_large_embeddings_and_keeps_outputs(tokenizer: Tokenizer, 
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
     assert 0.025 < theirs.bert.embeddings.word_embeddings.weight.square().mean().sqrt() <= 0.05
     ids, places = torch.randint(5, VOCAB_SIZE, (1, 16)), torch.arange(16)
-    output = model(ids[0], torch.zeros_like(places), places, torch.tensor([0, 16], dtype=torch.int32), 16, places)
+    packed = Packed(ids[0], torch.zeros_like(places), places, torch.tensor([0, 16], dtype=torch.int32), 16)
+    output = model(packed, places)
     expected = theirs(input_ids=ids)
     logits = model.decode(output.mlm_features)  # (tokens, vocabulary), of the order of 100
     torch.testing.assert_close(logits, expected.prediction_logits[0], atol=1e-6 * float(logits.abs().max()), rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.bert import BertForPreTraining, Packed
 from bert_pretrain.model.huggingface import load_model, to_huggingface
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.conftest import save_model
@@ -26,12 +26,12 @@ def make_modern(**sizes: Any) -> BertForPreTraining:
     return model
 
 
-def make_inputs(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, torch.Tensor]]:
+def make_inputs(lengths: list[int]) -> tuple[Packed, dict[str, torch.Tensor]]:
     """Return the same sequences packed and padded."""
     ids = torch.randint(5, VOCAB_SIZE, (sum(lengths),), generator=torch.Generator().manual_seed(0))
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    packed = (ids, torch.zeros_like(ids), positions, bounds.int(), max(lengths), torch.arange(len(ids)))
+    packed = Packed(ids, torch.zeros_like(ids), positions, bounds.int(), max(lengths))
     padded = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     padded[mask] = ids
@@ -47,10 +47,10 @@ def test_logits_loss_and_gradients_equal_transformers(
     save_model(model, tmp_path, tokenizer)
     peer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
     packed, padded = make_inputs(lengths)
-    labels = torch.roll(packed[0], 1)
+    labels = torch.roll(packed.input_ids, 1)
     is_token = padded["attention_mask"].bool()
 
-    logits = model.decode(model(*packed).mlm_features)
+    logits = model.decode(model(packed, torch.arange(len(packed.input_ids))).mlm_features)
     theirs = peer(**padded).logits[is_token]
     torch.testing.assert_close(logits, theirs, atol=1e-4, rtol=1e-4)
     loss = torch.nn.functional.cross_entropy(logits, labels)
@@ -72,18 +72,19 @@ def test_logits_of_8192_tokens_equal_transformers(tokenizer: Tokenizer, tmp_path
     save_model(model, tmp_path, tokenizer)
     packed, padded = make_inputs([8192])
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)(**padded).logits[0]
-    torch.testing.assert_close(model.decode(model(*packed).mlm_features), theirs, atol=1e-4, rtol=1e-4)
+    ours = model.decode(model(packed, torch.arange(8192)).mlm_features)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_a_token_beyond_the_window_changes_only_global_layers() -> None:
     packed, _ = make_inputs([64])
-    changed = packed[0].clone()
+    changed = packed.input_ids.clone()
     changed[60] = (changed[60] + 1) % VOCAB_SIZE
     model = make_modern(num_hidden_layers=2).eval()
     for is_global in (True, False):
         for layer in model.encoder.layers:
             layer.attention.is_global = is_global
-        before, after = (model.encode(ids, *packed[1:5])[:20] for ids in (packed[0], changed))
+        before, after = (model.encode(packed._replace(input_ids=ids))[:20] for ids in (packed.input_ids, changed))
         assert torch.equal(before, after) is not is_global
 
 
@@ -108,7 +109,7 @@ def test_flash_attention_gets_the_windows_and_turned_heads(local_attention: int,
     padded = make_modern(local_attention=local_attention)
     packed_model = BertForPreTraining(padded.config, VOCAB_SIZE, attention="varlen")
     packed_model.load_state_dict(padded.state_dict())
-    outputs = [model.encode(*packed[:5]) for model in (packed_model, padded)]
+    outputs = [model.encode(packed) for model in (packed_model, padded)]
     width = local_attention // 2
     assert windows == [(-1, -1), (width, width), (width, width), (-1, -1)]
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
@@ -119,7 +120,7 @@ def test_all_classes_of_transformers_open_the_folder(tokenizer: Tokenizer, tmp_p
     (tmp_path / "ours").mkdir()
     save_model(model, tmp_path / "ours", tokenizer)
     packed, padded = make_inputs([40, 7])
-    hidden = model.encode(*packed[:5])
+    hidden = model.encode(packed)
     for task in ("", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"):
         peer = getattr(transformers, f"ModernBert{task or 'Model'}").from_pretrained(tmp_path / "ours").eval()
         theirs = (peer.model if task else peer)(**padded).last_hidden_state[padded["attention_mask"].bool()]

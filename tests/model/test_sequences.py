@@ -75,7 +75,7 @@ def test_outputs_are_in_order_and_do_not_depend_on_batches(bert: Bert, per_token
 
     def outputs(batch_tokens: int) -> np.ndarray:
         def head(packed, batch) -> torch.Tensor:
-            hidden = bert.network.encode(*packed)
+            hidden = bert.network.encode(packed)
             return hidden if per_token else bert.network.pooler(hidden, packed.cu_seqlens)
 
         return bert.run(sequences, head, counts, finished.extend, batch_tokens)
@@ -84,7 +84,7 @@ def test_outputs_are_in_order_and_do_not_depend_on_batches(bert: Bert, per_token
     with bert.running():
         for row, row_types in zip(ids, types, strict=True):
             packed = bert.pack([row], [row_types])
-            hidden = bert.network.encode(*packed)
+            hidden = bert.network.encode(packed)
             one_by_one.append(hidden if per_token else bert.network.pooler(hidden, packed.cu_seqlens))
     for batch_tokens in (1, 20, 1000):
         np.testing.assert_allclose(outputs(batch_tokens), torch.cat(one_by_one), atol=1e-5)
