@@ -241,7 +241,7 @@ def test_keys_that_all_phases_override_are_refused() -> None:
 SIZES = {  # millions of parameters with the pooler, without the heads
     "tiny": 4.4, "mini": 11.2, "small": 28.8, "medium": 41.4, "base": 109.5, "classic": 109.5, "base-chinese": 102.3,
     "large": 335.1, "large-12gb": 335.1, "modern-tiny": 4.3, "modern-base": 133.8, "albert-base": 11.7,
-    "electra-small": 13.5,
+    "electra-small": 13.5, "electra-tiny": 4.4,
 }  # fmt: skip
 
 
