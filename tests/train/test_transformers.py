@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.model.bert import Packed
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
@@ -39,7 +40,8 @@ def compute(folder: Path, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Te
     lengths = real.sum(1).tolist()
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden = model.encode(inputs["input_ids"][real], inputs["token_type_ids"][real], positions, bounds, max(lengths))
+    packed = Packed(inputs["input_ids"][real], inputs["token_type_ids"][real], positions, bounds, max(lengths))
+    hidden = model.encode(packed)
     pooled = model.pooler(hidden, bounds)
     words = model.decode(model.mlm_head(hidden))
     return {"hidden": hidden, "pooled": pooled, "words": words, "pairs": model.nsp_head(pooled)}
