@@ -65,8 +65,11 @@ def test_nothing_is_compiled_after_the_first_step(
     assert min(len(set(sizes)) for sizes in (tokens, sequences, masked)) > 1
 
 
-def test_captured_step_has_no_waits_or_copies_and_does_not_depend_on_data(on_fake_cuda: OnFakeCuda) -> None:
-    for one in on_fake_cuda("traces.captured_steps"):
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_captured_step_has_no_waits_or_copies_and_does_not_depend_on_data(
+    on_fake_cuda: OnFakeCuda, others: bool
+) -> None:
+    for one in on_fake_cuda("traces.captured_steps", others):
         assert (one["waits"], one["copies"], one["gradients_left"]) == ([], 0, []), one["combination"]
         assert one["operators"][0] == one["operators"][1], one["combination"]
         assert all(left != right for left, right in zip(*one["sizes"], strict=True))

@@ -196,8 +196,8 @@ class TracedGraphs(StepGraphs):
         return lambda: None
 
 
-def captured_steps() -> list[dict[str, Any]]:
-    """Trace the capture of a step for each optimizer, two of them compiled.
+def captured_steps(others: bool) -> list[dict[str, Any]]:
+    """Trace the capture of a step for each optimizer and three networks, or for `others`, which repeat their parts.
 
     Two batches of the same shape differ in their tokens, predictions and lengths. The captures must be equal. The last
     pair of batches has candidates of a sampled softmax.
@@ -210,13 +210,16 @@ def captured_steps() -> list[dict[str, Any]]:
     ]
     sampler = CandidateSampler(np.full(VOCAB_SIZE, 1 / VOCAB_SIZE), 40, seed=0)
     sampled = [batch.with_candidates(sampler.draw(step)) for step, batch in enumerate(batches)]
+    if others:
+        return [
+            _captured(Combination("muon", attention="triton", dropout=0.0), batches, None),
+            _captured(Combination("muon", dropout=0.0), sampled, aot_eager),
+            _captured(Combination("adamw", architecture="albert"), batches, aot_eager),
+        ]
     return [
         _captured(Combination("adamw", "fp16"), batches, aot_eager),
         _captured(Combination("lamb", pairs=False, taught=True), batches, None),
-        _captured(Combination("muon", attention="triton", dropout=0.0), batches, None),
-        _captured(Combination("muon", dropout=0.0), sampled, aot_eager),
         _captured(Combination("adamw", taught=True), sampled, aot_eager),
-        _captured(Combination("adamw", architecture="albert"), batches, aot_eager),
         _captured(Combination("adamw", architecture="electra", pairs=False), drawn, aot_eager),
         _captured(Combination("muon", dropout=0.0, pairs=False, architecture="modernbert"), sampled, aot_eager),
     ]
